@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Sets up `.venv` and runs every test that needs no GPU and not minutes on its own. Arguments go to pytest, where a later
+# -m takes the place of this one: scripts/test.sh -k budget; scripts/test.sh -m slow
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash scripts/setup_env.sh
+exec .venv/bin/pytest -m 'not gpu and not slow' "$@"
