@@ -1,0 +1,200 @@
+"""What is refused before a model is loaded: combinations of options, and checkpoints that do not go with them.
+
+A combination that would not be right is an error with the option's name, never silence and never a wrong answer.
+"""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .config import BLOCK_LENGTHS, OPTION, FocusEngineConfig
+
+if TYPE_CHECKING:
+    from lmdeploy.messages import SpeculativeConfig
+
+# model_type -> architecture of the checkpoints that decode with focus
+FOCUS_MODELS = {'sdar': 'SDARForCausalLM'}
+# Block diffusion too, but not yet with focus.
+LATER_MODELS = ('sdar_moe', 'llada2_moe')
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """An option that may have only these values; `flag` is None where the command line does not have it."""
+    field: str
+    flag: str | None
+    allowed: tuple[Any, ...]
+    why: str
+
+    def check(self, values: Mapping[str, Any], mode: str) -> None:
+        value = values[self.field]
+        value = getattr(value, 'name', value) if self.field == 'role' else value
+        if value not in self.allowed:
+            name = f'{self.flag} ({self.field})' if self.flag else self.field
+            only = ' or '.join(repr(allowed) for allowed in self.allowed)
+            raise ValueError(f'{name} is {value!r}; with {mode} it must be {only}: {self.why}')
+
+
+_WITH_FOCUS = (
+    _Limit('device_type', '--device', ('cuda', 'cpu'), 'there are no kernels for other devices'),
+    _Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache takes no scattered rows of a block'),
+    _Limit('tp', '--tp', (1,), 'importance is not yet summed over the ranks of tensor parallelism'),
+    _Limit('dp', '--dp', (1,), 'ranks would keep different numbers of rows'),
+    _Limit('ep', '--ep', (1,), 'ranks would keep different numbers of rows'),
+    _Limit('enable_microbatch', '--enable-microbatch', (False,), 'a step is not split after its rows were chosen'),
+    _Limit('enable_eplb', '--enable-eplb', (False,), 'it belongs to expert parallelism'),
+    _Limit('enable_prefix_caching', '--enable-prefix-caching', (False,),
+           'a page may hold KV of a block that is not final'),
+    _Limit('adapters', '--adapters', (None, [], {}), 'rows of a batch would meet the wrong adapter'),
+    _Limit('role', '--role', ('Hybrid',), 'state of an unfinished block is not handed to another engine'),
+    _Limit('kv_transfer_config', '--kv-transfer-config', (None,), 'a page may hold KV of a block that is not final'),
+    _Limit('logprobs_mode', '--logprobs-mode', (None,), 'logprobs of evicted positions do not exist'),
+    _Limit('enable_return_routed_experts', '--enable-return-routed-experts', (False,),
+           'evicted positions are not routed'),
+)
+_ON_CPU = (
+    _Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache needs a GPU'),
+    _Limit('tp', '--tp', (1,), 'there is one CPU device'),
+    _Limit('dp', '--dp', (1,), 'there is one CPU device'),
+    _Limit('ep', '--ep', (1,), 'there is one CPU device'),
+    _Limit('distributed_executor_backend', '--distributed-executor-backend', (None, 'uni'), 'there is one CPU device'),
+)
+FOCUS_ON = OPTION['focus'].flag
+ON_CPU = f'{OPTION["device_type"].flag} cpu'
+
+
+def check_combination(values: Mapping[str, Any]) -> None:
+    """Check what can be told without the checkpoint. `values` has every field of `FocusEngineConfig` by name.
+
+    Raises:
+        ValueError: an option does not go with `focus`, with `device_type='cpu'` or with the block length; the message
+            has its flag, its field, the value and the bound.
+    """
+    on_cpu = values['device_type'] == 'cpu'
+    if values['dtype'] == 'float32' and not on_cpu:
+        raise ValueError(f'--dtype (dtype) is float32; it must be auto, float16 or bfloat16 without {ON_CPU}')
+    if on_cpu:
+        for limit in _ON_CPU:
+            limit.check(values, ON_CPU)
+    if not values['focus']:
+        return
+    for limit in _WITH_FOCUS:
+        limit.check(values, FOCUS_ON)
+    if values['focus_deterministic']:
+        option = OPTION['focus_deterministic']
+        raise ValueError(f'{option.flag} ({option.field}) is True, which is not available yet; it must be off')
+    if 'memory_model_path' in (values['hf_overrides'] or {}):
+        raise ValueError(f'--hf-overrides (hf_overrides) has memory_model_path; with {FOCUS_ON} it must not: '
+                         'MemDecode mixes the logits of whole blocks')
+    _check_page(values)
+    if values['dllm_block_length'] is not None:
+        _check_block_length(values['dllm_block_length'], 'option', values)
+
+
+def admit(model_path: str, config: FocusEngineConfig, trust_remote_code: bool = False,
+          speculative_config: 'SpeculativeConfig | None' = None) -> None:
+    """Check the options as they are now, and the checkpoint against them, before a model is loaded.
+
+    Of the checkpoint only `config.json` and the tokenizer's files are read, as data: `trust_remote_code` is part of the
+    signature for the callers' sake and changes nothing.
+
+    Raises:
+        ValueError: the message has the option or the checkpoint's field, the value and the bound.
+    """
+    config.validate()
+    if speculative_config is not None and (config.focus or config.device_type == 'cpu'):
+        raise ValueError(f'--speculative-algorithm (speculative_config) is {speculative_config.method!r}; it must not '
+                         f'be given with {FOCUS_ON if config.focus else ON_CPU}')
+    if not config.focus:
+        return
+    checkpoint = _read_config(model_path, config)
+    overridden = {**checkpoint, **(config.hf_overrides or {})}
+    _check_architecture(model_path, overridden)
+    if overridden.get('use_sliding_window') and overridden.get('sliding_window'):
+        raise ValueError(f'sliding_window of {model_path} is {overridden["sliding_window"]!r} and in use; with '
+                         f'{FOCUS_ON} use_sliding_window must be false')
+    length = resolve_block_length(model_path, config)
+    source = 'checkpoint' if config.dllm_block_length is None else 'option'
+    _check_block_length(length, source, vars(config))
+    _check_mask_token(model_path, checkpoint)
+
+
+def resolve_block_length(model_path: str, config: FocusEngineConfig) -> int:
+    """Block length by the option, else the checkpoint's config, else its name.
+
+    Raises:
+        ValueError: none of them tells.
+    """
+    from .models.configs import checkpoint_block_length
+    length = config.dllm_block_length
+    if length is None:
+        length = checkpoint_block_length(_read_config(model_path, config), model_path)
+    if length is None:
+        option = OPTION['dllm_block_length']
+        raise ValueError(f'{option.flag} ({option.field}) is not given, and neither config.json nor the name of '
+                         f'{model_path} tells the block length; it must be {option.bound}')
+    return length
+
+
+def _check_page(values: Mapping[str, Any]) -> None:
+    """LMDeploy asserts the same, but names the option that was not given."""
+    flag, field = '--kernel-block-size', 'kernel_block_size'
+    if values[field] == -1:
+        flag, field = '--cache-block-seq-len', 'block_size'
+    page = values[field]
+    if page < 16 or page & (page - 1):
+        raise ValueError(f'{flag} ({field}) is {page}; it must be a power of two >= 16')
+
+
+def _check_block_length(length: Any, source: str, values: Mapping[str, Any]) -> None:
+    option = OPTION['dllm_block_length']
+    name = f'{option.flag} ({option.field})'
+    if source == 'checkpoint':
+        name += ', by the checkpoint,'
+    if length not in BLOCK_LENGTHS:
+        raise ValueError(f'{name} is {length!r}; it must be {option.bound}')
+    page = values['block_size']
+    kernel_page = page if values['kernel_block_size'] == -1 else values['kernel_block_size']
+    for flag, field, size in (('--cache-block-seq-len', 'block_size', page),
+                              ('--kernel-block-size', 'kernel_block_size', kernel_page)):
+        if size % length:
+            raise ValueError(f'{name} is {length}; it must divide the KV page, and {flag} ({field}) is {size}')
+    steps, limit = values['dllm_denoising_steps'], values['max_prefill_token_num']
+    if steps is not None and steps > length:
+        raise ValueError(f'--dllm-denoising-steps (dllm_denoising_steps) is {steps}; it must be at most the block '
+                         f'length, {length}')
+    if limit < length or limit % length:
+        raise ValueError(f'--max-prefill-token-num (max_prefill_token_num) is {limit}; it must be a multiple of the '
+                         f'block length, {length}: a long prompt is cut there')
+
+
+def _check_architecture(model_path: str, checkpoint: Mapping[str, Any]) -> None:
+    model_type = checkpoint.get('model_type')
+    remote = (checkpoint.get('auto_map') or {}).get('AutoModelForCausalLM', model_type)
+    architecture = str((checkpoint.get('architectures') or [remote])[0]).rpartition('.')[2]
+    if FOCUS_MODELS.get(str(model_type)) == architecture:
+        return
+    kind = 'is not supported yet' if model_type in LATER_MODELS else 'is not a block-diffusion model'
+    raise ValueError(f'{FOCUS_ON} (focus) is on, but {architecture} (model_type {model_type!r}) of {model_path} '
+                     f'{kind}; the model must be {" or ".join(FOCUS_MODELS.values())}')
+
+
+def _check_mask_token(model_path: str, checkpoint: Mapping[str, Any]) -> None:
+    from .models.configs import mask_token_id
+    mask, vocabulary = mask_token_id(checkpoint, model_path), checkpoint.get('vocab_size')
+    if vocabulary is not None and not 0 <= mask < vocabulary:
+        raise ValueError(f'mask_token_id of {model_path} is {mask!r}; it must be at least 0 and below vocab_size, '
+                         f'{vocabulary}')
+
+
+def _read_config(model_path: str, config: FocusEngineConfig) -> dict[str, Any]:
+    """The checkpoint's config.json as LMDeploy's config builder sees it, without `hf_overrides`."""
+    from transformers import PretrainedConfig
+    wanted = f'model_path is {str(model_path)!r}; it must be a checkpoint with a readable config.json'
+    try:
+        checkpoint, _ = PretrainedConfig.get_config_dict(model_path, cache_dir=config.download_dir,
+                                                         revision=config.revision)
+    except OSError as error:
+        raise ValueError(f'{wanted}: {str(error).splitlines()[0]}') from error
+    if not checkpoint:
+        raise ValueError(wanted)
+    return checkpoint
