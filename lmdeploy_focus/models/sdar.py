@@ -1,0 +1,63 @@
+"""SDAR (dense), split at the seam between prefix and suffix; weights, prefill and head are stock."""
+from typing import Any
+
+from lmdeploy.pytorch.models.sdar import SDARDecoderLayer, SDARForCausalLM, SDARModel
+from torch import Tensor
+
+from ..stages.decoder import Rotary
+
+
+class SDARLayer:
+    """A stock SDAR layer as the stages see it (:class:`lmdeploy_focus.stages.decoder.Layer`)."""
+
+    def __init__(self, layer: SDARDecoderLayer, scale: float) -> None:
+        self.layer = layer
+        self.scale = scale
+
+    def queries(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Norm, QKV projection, q/k-norm and RoPE."""
+        layer, attention = self.layer, self.layer.self_attn
+        if residual is None:
+            residual = hidden
+            hidden = layer.input_layernorm(hidden)
+        else:
+            hidden, residual = layer.input_layernorm(hidden, residual)
+        query, key, value = attention.qkv_proj.split_qkv(attention.qkv_proj(hidden).flatten(0, -2))
+        query, key = attention.apply_rotary_pos_emb(attention.q_norm(query), attention.k_norm(key), *rotary)
+        return query, key, value, residual
+
+    def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Output projection, norm and MLP."""
+        hidden = self.layer.self_attn.o_proj(attended.flatten(1)[None])
+        hidden, residual = self.layer.post_attention_layernorm(hidden, residual)
+        return self.layer.mlp(hidden), residual
+
+
+class SDARDecoder:
+    """A stock SDAR model as the stages see it (:class:`lmdeploy_focus.stages.decoder.Decoder`)."""
+
+    def __init__(self, model: SDARModel, head_dim: int) -> None:
+        self.model = model
+        self.layers = [SDARLayer(layer, head_dim**-0.5) for layer in model.layers]
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token embeddings."""
+        return self.model.embed_tokens(input_ids)
+
+    def rotary(self, hidden: Tensor, position_ids: Tensor) -> Rotary:
+        """Rotary tables of the rows."""
+        cos, sin = self.model.rotary_emb(hidden, position_ids)
+        return cos[0], sin[0]
+
+    def norm(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """The final norm."""
+        return self.model.norm(hidden, residual)[0]
+
+
+class FocusSDARForCausalLM(SDARForCausalLM):
+    """The stock model with a `decoder` for the decode step."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        head_dim = getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
+        self.decoder = SDARDecoder(self.model, head_dim)

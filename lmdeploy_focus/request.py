@@ -1,0 +1,26 @@
+"""What a request may ask for with focus on; anything else is refused, never answered wrongly."""
+from typing import Any
+
+_UNSUPPORTED = {
+    'logprobs': 'log probabilities: a block is denoised in any order, and LMDeploy reports them per step',
+    'response_format': 'grammars: they read from left to right, a block does not',
+    'output_logits': 'logits of the output',
+    'output_last_hidden_state': 'hidden states of the output',
+    'return_routed_experts': 'routed experts',
+}
+
+
+def refuse_unsupported(gen_config: Any) -> None:
+    """Check a request's generation config.
+
+    Raises:
+        RequestError: of kind UNSUPPORTED_FEATURE (HTTP 400), naming the parameter and its value.
+    """
+    from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+    if gen_config.max_new_tokens == 0:
+        return  # scoring a prompt decodes nothing
+    for name, what in _UNSUPPORTED.items():
+        value = getattr(gen_config, name)
+        if value:
+            raise RequestError(ErrorCode.UNSUPPORTED_FEATURE,
+                               f'{name}={value!r} is not supported with focus, which has no {what}.')
