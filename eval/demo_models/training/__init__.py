@@ -1,0 +1,1 @@
+"""Training of the three demo models on one GPU; `../train.py` is the command."""

@@ -1,0 +1,134 @@
+"""Phase `dflash`: a drafter for `ar`, mostly on the target's own answers (DFlash, arXiv 2602.06036)."""
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ..checkpoint import load_decoder, save_draft
+from ..network import Decoder, Draft, rope_table
+from ..reference_ar import decode_ar
+from ..tasks import training_pairs
+from ..tokenizer import END_OF_TEXT, IM_END, MASK, encode_prompts, load_tokenizer
+from .loop import Journal, cross_entropy, train, warm_up
+from .optimizer import Optimizer
+from .packing import document
+from .rows import Rows, unpack
+from .settings import Settings
+
+_LAYERS, _TARGET_LAYERS, _BLOCK_LENGTH = 3, (1, 3, 5), 16
+_OWN_ANSWERS = 0.7          # share of a batch
+_DECODING_TIME = 0.3        # share of the phase
+
+
+def policy_documents(settings: Settings, target: Decoder, tokenizer: Tokenizer, seconds: float) -> list[np.ndarray]:
+    """Documents of greedy answers of the target to training prompts, for about that long."""
+    rng = random.Random(f'policy-{settings.seed}')
+    length = settings.length
+    max_new = min(settings.policy_new, length - 192 if length > 400 else length // 2)
+    end = time.time() + seconds
+    documents: list[np.ndarray] = []
+    while not documents or time.time() < end:
+        prompts: list[list[int]] = []
+        while len(prompts) < settings.policy_batch:
+            encoded = encode_prompts(tokenizer, [prompt for prompt, _ in training_pairs(rng, 512)])
+            prompts += [prompt for prompt in encoded if len(prompt) <= min(192, length // 3)]
+        prompts = prompts[:settings.policy_batch]
+        for prompt, (answer, stopped) in zip(prompts, decode_ar(target, prompts, max_new), strict=True):
+            documents.append(document(prompt, answer + [IM_END] * stopped)[:length])
+    rng.shuffle(documents)
+    return documents
+
+
+def pack_in_order(documents: list[np.ndarray], length: int) -> np.ndarray:
+    """uint16 [rows, length]; a document that does not fit starts the next row."""
+    rows, used = [np.full(length, END_OF_TEXT, np.uint16)], 0
+    for tokens in documents:
+        if used + len(tokens) > length:
+            rows.append(np.full(length, END_OF_TEXT, np.uint16))
+            used = 0
+        rows[-1][used:used + len(tokens)] = tokens
+        used += len(tokens)
+    return np.stack(rows)
+
+
+class Drafting:
+    """Loss of a batch: many blocks a row, each after an anchor that the drafter may know."""
+
+    def __init__(self, settings: Settings, target: Decoder, draft: Draft, rows: Rows, own: Rows):
+        self.settings, self.target, self.draft, self.rows, self.own = settings, target, draft, rows, own
+        shape, device = target.shape, settings.device
+        self.cos, self.sin = rope_table(settings.length + _BLOCK_LENGTH, shape.head_size, shape.rope_theta, device)
+        self.context_rope = (self.cos[None, :settings.length], self.sin[None, :settings.length])
+        # Later tokens of a block are accepted less often and count less.
+        self.decay = torch.exp(-torch.arange(_BLOCK_LENGTH - 1, device=device) / 7.0)
+        self.offsets = torch.arange(_BLOCK_LENGTH, device=device)
+        owner = torch.arange(settings.anchors, device=device).repeat_interleave(_BLOCK_LENGTH)
+        self.same_block = owner[:, None] == owner[None]
+        self.loss = cross_entropy(settings.compile)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Token ids and assistant flags, most of them of the target's own answers."""
+        size = self.settings.batch_dflash
+        own = min(max(1, int(size * _OWN_ANSWERS)), self.own.count)
+        return unpack(torch.cat([self.own.batch(own), self.rows.batch(size - own)]))
+
+    def anchors(self, ids: Tensor, assistant: Tensor) -> tuple[Tensor, Tensor]:
+        """Random anchors [S, anchors], answer tokens that an answer token follows, and which of them are real ones."""
+        possible = torch.roll(assistant & (ids != END_OF_TEXT), -1, 1)
+        possible[:, -1] = False
+        possible[:, 0] = False
+        possible &= assistant
+        drawn = torch.where(possible, torch.rand(possible.shape, device=ids.device), 0.0).topk(self.settings.anchors, 1)
+        return drawn.indices, drawn.values > 0
+
+    def step(self) -> Tensor:
+        """The loss of the next batch."""
+        settings, target, length = self.settings, self.target, self.settings.length
+        ids, assistant = self.batch()
+        with torch.no_grad():
+            _, features = target.trunk(ids, *self.context_rope, 'causal', dtype=settings.dtype,
+                                       collect=self.draft.target_layers)
+        anchors, real = self.anchors(ids, assistant)
+        positions = anchors[..., None] + self.offsets
+        inside = positions.clamp_max(length - 1).flatten(1)
+        tokens = ids.gather(1, inside).view(positions.shape)
+        counted = assistant.gather(1, inside).view(positions.shape) & (tokens != END_OF_TEXT) & (positions < length)
+        counted = counted[..., 1:].long().cumprod(-1) * real[..., None]
+        block = torch.full_like(tokens, MASK)
+        block[..., 0] = tokens[..., 0]
+        before = torch.arange(length, device=ids.device) < anchors.repeat_interleave(_BLOCK_LENGTH, 1)[..., None]
+        mask = torch.cat([before, self.same_block[None].expand(len(ids), -1, -1)], -1)[:, None]
+        x = target.embed(block.flatten(1), settings.dtype)
+        flat = positions.flatten(1)
+        hidden = self.draft(x, features, (self.cos[flat], self.sin[flat]), self.context_rope, mask)
+        hidden = hidden.view(*positions.shape, -1)[:, :, 1:]
+        weight = counted * self.decay
+        loss = self.loss(hidden.contiguous(), target.embed_tokens.weight, tokens[..., 1:].contiguous())
+        return (loss * weight).sum() / weight.sum().clamp_min(1.0)
+
+
+def train_dflash(settings: Settings, rows: Rows, journal: Journal) -> None:
+    """Reads `ar`, writes `dflash`."""
+    torch.manual_seed(settings.seed + 2)
+    start = time.time()
+    target = load_decoder(settings.out / 'ar', settings.device)
+    writer = load_decoder(settings.out / 'ar', settings.device, settings.dtype)
+    seconds = settings.minutes_dflash * 60 * _DECODING_TIME
+    documents = policy_documents(settings, writer, load_tokenizer(settings.out / 'ar'), seconds)
+    packed = pack_in_order(documents, settings.length)
+    journal.log(f'dflash: {len(documents)} answers of the target in {len(packed)} rows')
+    own = Rows(settings.length, len(packed), settings.device)
+    own.add(packed)
+    own.shuffle()
+    rows.wait(settings.rows_at_start)
+    draft = Draft(replace(target.shape, layers=_LAYERS), _TARGET_LAYERS, _BLOCK_LENGTH).to(settings.device)
+    optimizer = Optimizer(draft, settings.matrix_rate, settings.other_rate)
+    drafting = Drafting(settings, target, draft, rows, own)
+    warm_up('dflash', drafting.step, [*target.layers, *draft.layers], draft.parameters(), settings.compile, journal)
+    left = max(0.1 * settings.minutes_dflash, settings.minutes_dflash - (time.time() - start) / 60)
+    train('dflash', drafting.step, optimizer, left, settings.batch_dflash * settings.length, rows.poll, journal)
+    save_draft(draft, settings.out / 'dflash', target.shape.layers)
