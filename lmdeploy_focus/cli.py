@@ -90,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         else:
             group.add_argument(option.flag, dest=option.field, type=_parser_of(option), default=argparse.SUPPRESS,
                                metavar=_metavar(option), help=_help(option))
+    _adapt_dtype(parser._option_string_actions['--dtype'])
     _add_aliases(parser)
     parser.set_defaults(**{REQUEST: None})
 
@@ -110,6 +111,8 @@ def finish_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if fields and not focus:
         flags = ', '.join(option.flag for option in OPTIONS if option.field in fields)
         parser.error(f'{flags} must be given with --focus')
+    if args.dtype == 'float32' and not cpu:
+        parser.error('--dtype is float32; it must be auto, float16 or bfloat16 without --device cpu')
     if args.dllm_confidence_threshold is None:
         args.dllm_confidence_threshold = default_threshold(focus)
     if not focus and not cpu:
@@ -120,6 +123,8 @@ def finish_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if cpu and args.max_batch_size is None:
         args.max_batch_size = CPU_MAX_BATCH_SIZE
     fields = {**fields, 'focus': focus, 'device_type': args.device}
+    if args.dtype == 'float32':
+        fields['dtype'], args.dtype = args.dtype, 'auto'  # LMDeploy's own config refuses it
     if args.speculative_algorithm is not None:
         parser.error(f'--speculative-algorithm is {args.speculative_algorithm!r}; it must not be given with '
                      f'{"--focus" if focus else "--device cpu"}')
@@ -229,6 +234,11 @@ def _adapt_stock(action: argparse.Action, option: Any) -> argparse.Action:
         action.default = None  # tells 'not given' apart
         action.help = f'{str(action.help).rstrip(".")}. Default: {option.default}'
     return action
+
+
+def _adapt_dtype(action: argparse.Action) -> None:
+    action.choices = [*(action.choices or ()), 'float32']
+    action.help = f'{str(action.help).rstrip(".")}; float32 with --device cpu only'
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,17 @@ from eval.demo_models.tasks import Item, score
 
 CASE = {'name': 'f', 'reference': 'def f(xs):\n    return sum(xs)\n', 'tests': [[[1, 2]], [[4]]]}
 
+ENDLESS = ('def f(xs):\n    while True:\n        try:\n            while True:\n                pass\n        {}:\n'
+           '            pass')
+
 RIGHT = {
     'plain': 'def f(xs):\n    return sum(xs)',
     'loop': 'def f(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return total',
     'with its own helper': 'def g(x):\n    return x\n\ndef f(xs):\n    return sum(g(x) for x in xs)',
-    # The reference gets its own copy of the arguments: red if both run on the same list.
+    # Right only if more than a GiB is an error.
+    'falls back without memory': 'def f(xs):\n    try:\n        big = "x" * (1100 << 20)\n    except Exception:\n'
+                                 '        return sum(xs)\n    return len(big)',
+    # Right only if the reference gets a copy of its own.
     'empties its argument': 'def f(xs):\n    total = 0\n    while xs:\n        total += xs.pop()\n    return total',
 }
 WRONG = {
@@ -19,6 +25,7 @@ WRONG = {
     'syntax': 'def f(xs:\n    return sum(xs)',
     'null byte': 'def f(xs):\n    return sum(xs)\0',
     'import': 'import os\ndef f(xs):\n    return sum(xs)',
+    'import never reached': 'def f(xs):\n    if not xs:\n        import os\n    return sum(xs)',
     'import inside': 'def f(xs):\n    from math import fsum\n    return sum(xs)',
     'import function': 'def f(xs):\n    __import__("os")\n    return sum(xs)',
     'file': 'def f(xs):\n    open("/etc/hostname")\n    return sum(xs)',
@@ -29,11 +36,8 @@ WRONG = {
     'raises': 'def f(xs):\n    raise ValueError(1)',
     'recursion': 'def f(xs):\n    return f(xs)',
     'endless': 'while True:\n    pass\ndef f(xs):\n    return sum(xs)',
-    'endless, catches errors': 'def f(xs):\n    while True:\n        try:\n            while True:\n                pass\n'
-                               '        except Exception:\n            pass',
-    'endless, catches all': 'def f(xs):\n    while True:\n        try:\n            while True:\n                pass\n'
-                            '        except:\n            pass',
-    'memory': 'def f(xs):\n    big = [0] * (1 << 29)\n    return sum(xs)',
+    'endless, catches errors': ENDLESS.format('except Exception'),
+    'endless, catches all': ENDLESS.format('except'),
 }
 
 

@@ -89,6 +89,15 @@ def test_device_cpu_without_focus(command_line, command, model, demo):
 
 
 @COMMANDS
+def test_float32_on_a_cpu(command_line, command, demo):
+    """Red when the only dtype that old CPUs are fast in cannot be asked for, or is let through on a GPU."""
+    config = command_line.run(*command, demo / 'sdar', '--device', 'cpu', '--focus', '--dtype', 'float32').config
+    assert (config.device_type, config.dtype) == ('cpu', 'float32')
+    for words in ((), ('--focus', )):
+        assert '--dtype is float32' in command_line.refused(*command, demo / 'sdar', '--dtype', 'float32', *words)
+
+
+@COMMANDS
 def test_device_cpu_with_focus(command_line, command, demo):
     """Red when one of the two options makes the other get lost."""
     config = command_line.run(*command, demo / 'sdar', '--device=cpu', '--focus').config

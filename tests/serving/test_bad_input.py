@@ -34,7 +34,6 @@ def _chat(text, **options):
     {'max_tokens': 0}, {'max_tokens': -1}, {'max_tokens': 'many'}, {'temperature': -1}, {'top_p': 2}, {'top_k': -5},
     {'logprobs': True, 'top_logprobs': 2}, {'response_format': {'type': 'json_object'}},
     {'response_format': {'type': 'json_schema', 'json_schema': {'name': 'a', 'schema': {'type': 'object'}}}},
-    {'messages': [{'role': 'user', 'content': [{'type': 'nothing'}]}]},
 ], ids=str)
 def test_refused(post, still_answers, options):
     """Red when one of these is accepted and answered wrongly, ends in a 5xx, or takes the engine down."""

@@ -74,7 +74,8 @@ def test_random_is_a_property_of_the_place(sequences, length):
         entering = torch.zeros(1, length, dtype=torch.bool)
         entering[0, view.position[own]] = True
         history, pages = view.history[s:s + 1], view.page_table[s:s + 1]
-        alone = entering_view(torch.zeros_like(mask, dtype=torch.int64), entering, mask, history, pages, 16, history, 600)
+        alone = entering_view(torch.zeros(1, length, dtype=torch.int64), entering, mask, history, pages, 16, history,
+                              600)
         assert kept_positions(alone, run(alone, delta[:1], progress[:1], 2, 'random')) == [together[s]]
 
 

@@ -145,8 +145,8 @@ class Batch(RuleBasedStateMachine):
                                 self.inputs.stopping_criteria, self.inputs.sampling_delta, new_ids.flatten(), None,
                                 FocusExtraOutputs(new_mask.flatten()))
         sampled = [{} for _ in self.requests]
-        for s, p, token, score in zip(*(column.tolist() for column in (sequence, position, tokens, scores)), strict=True):
-            sampled[s][p] = (token, score)
+        for s, p, *drawn in zip(sequence.tolist(), position.tolist(), tokens.tolist(), scores.tolist(), strict=True):
+            sampled[s][p] = tuple(drawn)
         self.advance_requests(keep, sampled)
 
     def advance_requests(self, keep, sampled):
