@@ -4,8 +4,8 @@ from lmdeploy_focus.kernels import reference_greedy_head as reference
 from lmdeploy_focus.kernels.greedy_head import greedy_head
 from torch import Tensor
 
-SMALL = [(1, 1), (3, 5), (4, 8192), (3, 8193), (2, 20001)]  # R, V
-LARGE = [(1, 151936), (17, 151936), (700, 151936), (5, 200000), (2500, 32000), (33, 126464)]
+SMALL = [(1, 2), (3, 5), (4, 8192), (3, 8193), (2, 20001)]  # R, V
+LARGE = [(1, 151936), (17, 151936), (300, 151936), (5, 200000), (2500, 32000), (33, 126464)]
 INF, NAN = float('inf'), float('nan')
 
 
@@ -81,8 +81,7 @@ def check_refusals(device: str) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     for shape in SMALL:
-        if shape[1] > 1:  # a vocabulary of the mask token alone has no answer
-            check_twin(shape, torch.float32, 'cpu')
+        check_twin(shape, torch.float32, 'cpu')
     for dtype in (torch.bfloat16, torch.float16):
         check_twin(SMALL[3], dtype, 'cpu')
     check_company(SMALL[4], torch.float32, 'cpu')

@@ -83,11 +83,12 @@ def check_not_numbers(device: str) -> None:
 def check_refusals(device: str) -> None:
     """What the kernels cannot take, and options that do not exist, raise."""
     arguments = make((3, 16, 2), device)
+    table, out = arguments['page_table'], Plan.empty(3, 8, device)
     refused: list[dict[str, Any]] = [
-        {'first': arguments['first'].half()}, {'second': arguments['second'][:, :1]},
-        {'masked': arguments['masked'][:2]}, {'alpha': arguments['alpha'].float()}, {'page_table': arguments['page_table'][:2]},
-        {'keep': 0}, {'selection': 'best'}, {'kv_visible': 'all'}, {'sequential': -1}, {'out': Plan.empty(3, 8, device)},
-        {'page_size': 0}, {'q_start': arguments['q_start'][1:]},
+        {'first': arguments['first'].half()}, {'second': arguments['second'][:, :1]}, {'page_size': 0}, {'out': out},
+        {'masked': arguments['masked'][:2]}, {'alpha': arguments['alpha'].float()}, {'page_table': table[:2]},
+        {'page_table': table.T.contiguous().T}, {'q_start': arguments['q_start'][1:]}, {'keep': 0},
+        {'selection': 'best'}, {'kv_visible': 'all'}, {'sequential': -1},
         {'first': arguments['first'].repeat(1, 1, 5), 'second': arguments['second'].repeat(1, 1, 5)}]
     for changed in refused:
         try:
