@@ -5,7 +5,7 @@ from torch import Tensor
 from ..kernels import reference
 from .view import FocusView
 
-# multipliers of a 32-bit integer hash with full avalanche (Murmur3's finaliser)
+# multipliers of a 32-bit multiply-and-shift hash
 _MIX = (0x85EBCA6B, 0xC2B2AE35)
 
 

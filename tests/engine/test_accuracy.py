@@ -17,15 +17,18 @@ def run(pipelines, decode):
 
         def short(item):
             chat = [{'role': 'user', 'content': item.prompt}]
-            return len(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) <= PROMPT_LIMIT
+            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+            return len(ids) <= PROMPT_LIMIT
 
         return [item for task in tasks.TASKS
                 for item in list(filter(short, tasks.eval_set(task, 2 * per_task)))[:per_task]]
 
     def evaluate(per_task, limit, **options):
         # fp32 on a CPU: near-ties that bf16 decides one way or the other depend on the processor
-        device = {'device_type': 'cuda'} if torch.cuda.is_available() else {'device_type': 'cpu', 'dtype': 'float32'}
-        pipe = pipelines(num_gpu_blocks=1024, **device, **options)
+        device = {'device_type': 'cpu', 'dtype': 'float32', 'num_gpu_blocks': 1024}
+        if torch.cuda.is_available():
+            device = {'device_type': 'cuda', 'max_batch_size': 256, 'num_gpu_blocks': 4096}
+        pipe = pipelines(**device, **options)
         tokenizer, items, before = pipe.async_engine.tokenizer.model.model, chosen(pipe, per_task), run_stats(pipe)
         answers = decode(pipe, [item.prompt for item in items], max_new_tokens=limit)
         verdicts = tasks.score(items, [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers])

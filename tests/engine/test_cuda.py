@@ -29,3 +29,12 @@ def test_answers_are_as_good_as_stocks(cuda, decode, demo_items):
         right[name] = sum(bool(verdict) for verdict in tasks.score(demo_items, answers))
         print(name, right[name], run_stats(pipe))
     assert right['focus'] >= right['stock'] - 6
+
+
+def test_workers_of_the_mp_executor_have_the_extension(cuda, decode, demo_items):
+    """Red when a spawned worker runs stock parts, or cannot unpickle ours."""
+    from lmdeploy_focus import run_stats
+    prompts = [item.prompt for item in demo_items[:16]]
+    workers = cuda(distributed_executor_backend='mp')
+    assert decode(workers, prompts) == decode(cuda(), prompts)
+    assert run_stats(workers)['evicting_steps'] > 0

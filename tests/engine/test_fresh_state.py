@@ -2,7 +2,8 @@
 import pytest
 import torch
 
-WHOLE = {'focus_policy': 'never', 'focus_cache': 'off'}  # exact KV: what is decoded does not depend on how it was reached
+# exact KV: what is decoded does not depend on the way there
+WHOLE = {'focus_policy': 'never', 'focus_cache': 'off'}
 
 
 @pytest.fixture

@@ -9,6 +9,16 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 
+@pytest.fixture(scope='module', autouse=True)
+def one_thread():
+    """The matrices are so small that two threads mostly wait for each other, on busy machines most of all."""
+    import torch
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope='session')
 def demo_folder() -> Path:
     return ROOT / 'eval' / 'demo_models'

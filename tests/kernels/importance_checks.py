@@ -47,6 +47,7 @@ def check_company(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> No
     alone = torch.cat([importance(query, key, own[None], 1.0) for own in candidates[:20]])
     assert alone.equal(together[:20])
     query, key = query.clone(), key.clone()
+    together = importance(query, key, candidates, 1.0)
     query[:shape[1]] = key[:shape[1]] = float('nan')
     assert importance(query, key, candidates, 1.0)[1:].equal(together[1:])
     total = importance(together.new_full((), 100.) * query.float(), 100. * key.float(), candidates, 1.0).sum(1)

@@ -35,7 +35,7 @@ def make(shape: tuple[int, int, int], device: str, seed: int = 0, full: bool = F
         entering[:, -1] |= ~entering.any(1)
     else:
         empty = draw(0, 6) == 0
-        masked, entering = masked & ~empty[:, None], entering & ~empty[:, None]
+        entering = entering & ~empty[:, None]  # their masked positions are none of this step's
     kind = draw(0, 3)[:, None, None]
     partials = []
     for _ in range(2):

@@ -26,8 +26,8 @@ class Case:
     causal: bool = False
 
 
-SMALL = [Case(1, 32, 4, 1, 128, 64), Case(3, 4, 1, 2, 64, 16, 6), Case(7, 16, 3, 2, 64, 32, splits=1),
-         Case(3, 64, 4, 1, 64, 16, 5, splits=3), Case(2, 16, 2, 1, 32, 64, causal=True),
+SMALL = [Case(1, 16, 4, 1, 128, 64), Case(3, 4, 1, 2, 64, 16, 6), Case(7, 16, 3, 2, 64, 32, splits=1),
+         Case(2, 64, 4, 1, 64, 16, 5, splits=3), Case(2, 16, 2, 1, 32, 64, causal=True),
          Case(7, 5, 5, 1, 64, 16, 9, splits=1, causal=True), Case(3, 64, 4, 1, 16, 32, splits=1)]
 LARGE = [Case(1, 32, 4, 8, 128, 64, 40), Case(8, 32, 4, 8, 128, 64, 16), Case(32, 32, 4, 8, 128, 64, 16),
          Case(64, 64, 4, 8, 128, 64, 20), Case(17, 16, 8, 2, 128, 16, 70), Case(33, 64, 8, 1, 64, 32, 20),
@@ -87,15 +87,17 @@ def attend(arguments: dict[str, Any]) -> Tensor:
 
 
 def check_twin(case: Case, dtype: torch.dtype, device: str) -> None:
-    """The values of the twin; nothing that is hidden changes a bit; a looser bound of the keys changes little."""
+    """The values of the twin, also with another content of hidden slots and a looser bound of the keys; with a fixed
+    number of splits the same bits."""
     arguments = make(case, dtype, device)
     result = attend(arguments)
     expected = reference.ragged_attention(**arguments)[:len(result)]
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    for poison in (0.0, 3e4):
-        assert attend(make(case, dtype, device, poison)).equal(result)
+    arguments = make(case, dtype, device, poison=3e4)
     arguments['max_kv'] *= 50
-    torch.testing.assert_close(attend(arguments), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    again = attend(arguments)
+    torch.testing.assert_close(again, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    assert case.splits is None or again.equal(result)
 
 
 def check_company(case: Case, dtype: torch.dtype, device: str) -> None:
@@ -151,7 +153,7 @@ def main() -> None:
     for case in SMALL:
         check_twin(case, torch.float32, 'cpu')
     # the interpreter's dot takes the bits of bfloat16 for integers; float16 has the tiles of bfloat16
-    for case in (SMALL[0], SMALL[3], SMALL[5]):
+    for case in (SMALL[2], SMALL[3], SMALL[5]):
         check_twin(case, torch.float16, 'cpu')
     check_company(replace(SMALL[2], causal=True), torch.float32, 'cpu')
     check_refusals('cpu')
