@@ -141,7 +141,8 @@ class BlockDecode:
             normed = layer.input_layernorm(x)
             query = layer.self_attn.query(normed, cos, sin)
             key, value = layer.self_attn.key_value(normed, cos, sin)
-            self.cache.write(index, positions, key, value, record['processed'] if index < 2 else record['kept'])
+            # Eviction comes after layer 1's write: that layer has keys of all processed positions.
+            self.cache.write(index, positions, key, value, record['kept'])
             if index < 2 and (focus or self.options.score_always):
                 scores.append(importance(query, key, state.masked))
                 if index == 1:
