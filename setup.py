@@ -87,7 +87,8 @@ setup(
     install_requires=['lmdeploy>=0.18,<0.19', 'prometheus-client', 'pydantic>=2'],
     extras_require={
         # rich is for scripts/; setuptools is here because the packaging tests build without isolation.
-        'test': ['hypothesis', 'ipykernel', 'mypy', 'nbmake', 'pytest>=8', 'rich', 'ruff', 'setuptools>=70.1'],
+        'test': ['hypothesis', 'ipykernel', 'mypy', 'nbclient', 'nbformat', 'pytest>=8', 'pytest-xdist', 'rich',
+                 'ruff', 'setuptools>=70.1'],
     },
     entry_points={'console_scripts': ['lmdeploy-focus = lmdeploy_focus.cli:main']},
     cmdclass={'build_py': BuildPy, 'editable_wheel': EditableWheel},

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 # Before torch is imported, here and in every process that a test starts. The test models are too small for more
-# threads, and a server's engine, its front end and the test compete for the same cores.
-os.environ.setdefault('OMP_NUM_THREADS', str(min(4, os.cpu_count() or 1)))
+# threads, and test files run side by side.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 
 @cache

@@ -1,5 +1,4 @@
 """Seeded sampling: LMDeploy's plain torch operator draws from the process's generator and ignores a request's seed."""
-import torch
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingImpl
 from torch import Tensor
 

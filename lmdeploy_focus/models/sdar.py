@@ -4,15 +4,14 @@ from typing import Any
 from lmdeploy.pytorch.models.sdar import SDARDecoderLayer, SDARForCausalLM, SDARModel
 from torch import Tensor
 
-from ..stages.decoder import Rotary
+from ..stages.decoder import KVCache, Rotary
 
 
 class SDARLayer:
     """A stock SDAR layer as the stages see it (:class:`lmdeploy_focus.stages.decoder.Layer`)."""
 
-    def __init__(self, layer: SDARDecoderLayer, scale: float) -> None:
-        self.layer = layer
-        self.scale = scale
+    def __init__(self, layer: SDARDecoderLayer, scale: float, eps: float) -> None:
+        self.layer, self.scale, self.eps = layer, scale, eps
 
     def queries(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Norm, QKV projection, q/k-norm and RoPE."""
@@ -26,6 +25,20 @@ class SDARLayer:
         query, key = attention.apply_rotary_pos_emb(attention.q_norm(query), attention.k_norm(key), *rotary)
         return query, key, value, residual
 
+    def packed(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary, cache: KVCache, pages: Tensor,
+               offsets: Tensor, kernels: Any, return_key: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """`queries` with the KV written on the way, by one kernel: q [T, H, D], k [T, Hkv, D] or None, residual."""
+        layer, attention = self.layer, self.layer.self_attn
+        if residual is None:
+            residual = hidden
+            hidden = layer.input_layernorm(hidden)
+        else:
+            hidden, residual = layer.input_layernorm(hidden, residual)
+        query, key = kernels.norm_rope_fill(attention.qkv_proj(hidden)[0], attention.q_norm.weight,
+                                            attention.k_norm.weight, *rotary, *cache, pages, offsets, self.eps,
+                                            return_key)
+        return query, key, residual
+
     def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Output projection, norm and MLP."""
         hidden = self.layer.self_attn.o_proj(attended.flatten(1)[None])
@@ -36,9 +49,9 @@ class SDARLayer:
 class SDARDecoder:
     """A stock SDAR model as the stages see it (:class:`lmdeploy_focus.stages.decoder.Decoder`)."""
 
-    def __init__(self, model: SDARModel, head_dim: int) -> None:
+    def __init__(self, model: SDARModel, head_dim: int, eps: float) -> None:
         self.model = model
-        self.layers = [SDARLayer(layer, head_dim**-0.5) for layer in model.layers]
+        self.layers = [SDARLayer(layer, head_dim**-0.5, eps) for layer in model.layers]
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings."""
@@ -60,4 +73,4 @@ class FocusSDARForCausalLM(SDARForCausalLM):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         head_dim = getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
-        self.decoder = SDARDecoder(self.model, head_dim)
+        self.decoder = SDARDecoder(self.model, head_dim, config.rms_norm_eps)

@@ -8,7 +8,7 @@ SAMPLE = CpuMultinomialSamplingImpl().forward
 
 
 def test_numbers_are_uniform_and_independent():
-    """Chi-square over 64 bins along seeds and along offsets. Red when a stream repeats, is biased, or follows another."""
+    """Chi-square over 64 bins along seeds and offsets. Red when a stream repeats, is biased, or follows another."""
     count = torch.arange(64_000)
     for seeds, offsets in ((count, torch.full_like(count, 7)), (torch.full_like(count, 7), count),
                            (count % 251, count // 251)):
