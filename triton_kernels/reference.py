@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['budget', 'importance', 'kv_fill', 'ragged_attention', 'select']
+__all__ = ['budget', 'importance', 'importance_partial', 'kv_fill', 'ragged_attention', 'select']
 
 # ceil(alpha * mean) is meant over the reals: a product such as 1.1 * 10 must not become 12 through its last bit. Sums
 # and counts are at most 64: for alphas of up to four decimals no true fraction is this close above an integer.
@@ -30,6 +30,16 @@ def importance(query: Tensor, key: Tensor, candidates: Tensor, scale: float) -> 
     Returns:
         [S, L] float32, 0 beyond the last masked token. A sequence's values sum to (its masked tokens) * H.
     """
+    partial = importance_partial(query, key, candidates, scale)
+    total = torch.zeros_like(partial[:, 0])
+    for kv_head in range(partial.size(1)):  # a fixed order: the same q and k bits give the same sum in any batch
+        total = total + partial[:, kv_head]
+    return total
+
+
+def importance_partial(query: Tensor, key: Tensor, candidates: Tensor, scale: float,
+                       out: Tensor | None = None) -> Tensor:
+    """The importance by key head, [S, Hkv, L] float32; see :func:`importance`. Written to `out` if that is given."""
     valid = candidates >= 0
     rows = candidates.clamp_min(0)
     sequences, length = candidates.shape
@@ -48,11 +58,11 @@ def importance(query: Tensor, key: Tensor, candidates: Tensor, scale: float) -> 
     pooled = torch.maximum(scores, torch.maximum(left, right)).masked_fill(hidden, float('-inf'))
     # a sequence without masked tokens has no finite score: its NaN columns are dropped by the masks below
     received = pooled.softmax(-1).masked_fill(~valid[:, None, None, :, None], 0).sum(3)
-    total = torch.zeros_like(received[:, 0, 0])
-    for kv_head in range(kv_heads):  # a fixed order: the same q and k bits give the same sum in any batch
-        for group in range(groups):
-            total = total + received[:, kv_head, group]
-    return total.masked_fill(~valid, 0)
+    total = torch.zeros_like(received[:, :, 0])
+    for group in range(groups):
+        total = total + received[:, :, group]
+    total = total.masked_fill(~valid[:, None], 0)
+    return total if out is None else out.copy_(total)
 
 
 def budget(masked: Tensor, decoded: Tensor, steps: Tensor, alpha: float) -> Tensor:

@@ -10,7 +10,7 @@ LARGE = [(1, 8, 128, 64), (8192, 8, 128, 64), (1000, 1, 64, 16), (777, 5, 128, 3
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype, cache_dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    """Keys and values inside a packed projection, caches inside one pool that holds NaN, distinct slots; every third
+    """Keys and values inside a packed projection, caches inside pools that hold NaN, distinct slots; every third
     row is written nowhere and holds NaN."""
     rows, heads, size, page_size = shape
     random = torch.Generator().manual_seed(sum(shape))
@@ -20,18 +20,20 @@ def make(shape: tuple[int, ...], dtype: torch.dtype, cache_dtype: torch.dtype, d
     page, offset = slots // page_size, slots % page_size
     page[::3] = -1
     packed[::3] = float('nan')
-    pool = torch.full((pages, 3, page_size, heads, size), float('nan'), dtype=cache_dtype)
-    packed, pool, page, offset = (tensor.to(device) for tensor in (packed, pool, page, offset))
-    return packed[:, 3 * heads:4 * heads], packed[:, 4 * heads:], pool[:, 0], pool[:, 2], page, offset
+    key_pool = torch.full((pages, 3, page_size, heads, size), float('nan'), dtype=cache_dtype).to(device)
+    value_pool = torch.full((pages, page_size, heads + 1, size), float('nan'), dtype=cache_dtype).to(device)
+    packed, page, offset = packed.to(device), page.to(device), offset.to(device)
+    return packed[:, 3 * heads:4 * heads], packed[:, 4 * heads:], key_pool[:, 1], value_pool[:, :, 1:], page, offset
 
 
 def check_twin(shape: tuple[int, ...], dtype: torch.dtype, cache_dtype: torch.dtype, device: str) -> None:
-    """The bits of the twin in every slot of the pool, those that nothing is written to included."""
+    """The bits of the twin in every slot of the pools, those that nothing is written to included."""
     ours, twins = (make(shape, dtype, cache_dtype, device) for _ in range(2))
     kv_fill(*ours)
     reference.kv_fill(*twins)
     assert (~ours[2].isnan()).any() == (shape[0] > 1)
-    torch.testing.assert_close(ours[2]._base, twins[2]._base, rtol=0, atol=0, equal_nan=True)
+    for mine, expected in zip(ours[2:4], twins[2:4], strict=True):
+        torch.testing.assert_close(mine._base, expected._base, rtol=0, atol=0, equal_nan=True)
     key, value, *rest, page, offset = make(shape, dtype, cache_dtype, device)
     kv_fill(key, value, *rest, page.int(), offset.int())
     torch.testing.assert_close(rest[0]._base, twins[2]._base, rtol=0, atol=0, equal_nan=True)

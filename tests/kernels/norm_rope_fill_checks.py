@@ -17,7 +17,7 @@ EPSILON = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 def make(shape: tuple[int, ...], dtype: torch.dtype, device: str, table_dtype: torch.dtype | None = None
          ) -> dict[str, Any]:
-    """Rows of a wider buffer, tables of random angles, caches inside one pool that holds NaN, distinct slots; every
+    """Rows of a wider buffer, tables of random angles, caches inside pools that hold NaN, distinct slots; every
     third row is cached nowhere."""
     rows, heads, kv_heads, size, rotary, page_size = shape
     random = torch.Generator().manual_seed(sum(shape))
@@ -26,17 +26,18 @@ def make(shape: tuple[int, ...], dtype: torch.dtype, device: str, table_dtype: t
     scales = 10.0**torch.randint(-4, 2, (rows, 1), generator=random)
     qkv = (torch.randn(rows, width + 16, generator=random) * scales).to(dtype)[:, :width]
     weights = (torch.rand(2, size, generator=random) + 0.5).to(dtype)
-    angles = torch.rand(rows, rotary // 2, generator=random).repeat(1, 2) * 6.28
+    angles = torch.rand(rows, rotary, generator=random) * 6.28
     tables = torch.stack([angles.cos(), angles.sin()]).to(table_dtype or dtype)
     pages = -(-rows // page_size) + 2
     slots = torch.randperm(pages * page_size, generator=random)[:rows]
     page, offset = slots // page_size, slots % page_size
     page[::3] = -1
-    pool = torch.full((pages, 3, page_size, kv_heads, size), float('nan'), dtype=dtype).to(device)
+    key_pool = torch.full((pages, 3, page_size, kv_heads, size), float('nan'), dtype=dtype).to(device)
+    value_pool = torch.full((pages, page_size, kv_heads + 1, size), float('nan'), dtype=dtype).to(device)
     arguments = {'qkv': qkv, 'query_weight': weights[0], 'key_weight': weights[1], 'cos': tables[0], 'sin': tables[1],
                  'pages': page, 'offsets': offset}
     arguments = {name: tensor.to(device) for name, tensor in arguments.items()}
-    return arguments | {'key_cache': pool[:, 0], 'value_cache': pool[:, 2], 'eps': 1e-6}
+    return arguments | {'key_cache': key_pool[:, 1], 'value_cache': value_pool[:, :, 1:], 'eps': 1e-6}
 
 
 def close(result: Tensor, expected: Tensor) -> None:
@@ -50,14 +51,15 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 
 def check_twin(shape: tuple[int, ...], dtype: torch.dtype, device: str, table_dtype: torch.dtype | None = None) -> None:
-    """The values of the twin: queries, keys, and every slot of the pool, those that nothing is written to included."""
+    """The values of the twin: queries, keys, and every slot of the pools, those that nothing is written to included."""
     ours, twins = (make(shape, dtype, device, table_dtype) for _ in range(2))
     query, key = norm_rope_fill(**ours, return_key=True)
     expected_query, expected_key = reference.norm_rope_fill(**twins, return_key=True)
     assert query.is_contiguous() and key.is_contiguous()
     close(query, expected_query)
     close(key, expected_key)
-    close(ours['key_cache']._base, twins['key_cache']._base)
+    for name in ('key_cache', 'value_cache'):
+        close(ours[name]._base, twins[name]._base)
     again = make(shape, dtype, device, table_dtype)
     same, nothing = norm_rope_fill(**again)
     assert nothing is None and same.equal(query)

@@ -31,11 +31,14 @@ def make(shape: tuple[int, int, int], device: str, seed: int = 0, full: bool = F
     share = torch.tensor([0., .02, .5, .9, 1.])[draw(0, 5)][:, None]
     masked = torch.rand(sequences, length, generator=random) < share
     entering = masked | (torch.rand(sequences, length, generator=random) < .4)
+    ends = torch.where(draw(0, 2) == 0, length, draw(1, length + 1))[:, None]  # progress may lie beyond all rows
+    masked, entering = masked & (torch.arange(length) < ends), entering & (torch.arange(length) < ends)
     if full:
-        entering[:, -1] |= ~entering.any(1)
+        entering[:, 0] |= ~entering.any(1)
     else:
         empty = draw(0, 6) == 0
         entering = entering & ~empty[:, None]  # their masked positions are none of this step's
+    beyond = (draw(0, 2) * -1) << length if length < 64 else 0  # bits that are no positions
     kind = draw(0, 3)[:, None, None]
     partials = []
     for _ in range(2):
@@ -45,11 +48,13 @@ def make(shape: tuple[int, int, int], device: str, seed: int = 0, full: bool = F
     partials[0] = torch.where(kind == 0, partials[0], 0.25)
     steps = draw(0, 4)
     arguments = {
-        'first': partials[0], 'second': partials[1], 'entering': pack(entering), 'masked': pack(masked),
+        'first': partials[0], 'second': partials[1], 'entering': pack(entering) | beyond,
+        'masked': pack(masked) | beyond,
         'q_start': torch.cat([torch.zeros(1, dtype=torch.int64), entering.sum(1).cumsum(0)]),
         'history': draw(0, 50) * length, 'page_table': draw(1, 2**31 - 1, sequences, 80).int(), 'page_size': 48,
-        'progress': draw(-1, length), 'decoded': draw(0, 11) * steps, 'steps': steps,
-        'alpha': torch.tensor([1., 1.1, 1.5, 2.7], dtype=torch.float64)[draw(0, 4)]}
+        # 1.1 * 10 is not to become 12 by its last bit
+        'progress': draw(-1, length), 'decoded': torch.tensor([1, 2, 3, 10, 10])[draw(0, 5)] * steps, 'steps': steps,
+        'alpha': torch.tensor([1., 1.1, 1.1, 1.5, 2.7], dtype=torch.float64)[draw(0, 5)]}
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 

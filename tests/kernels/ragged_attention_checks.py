@@ -27,7 +27,7 @@ class Case:
 
 
 SMALL = [Case(1, 16, 4, 1, 128, 64), Case(3, 4, 1, 2, 64, 16, 6), Case(7, 16, 3, 2, 64, 32, splits=1),
-         Case(2, 64, 4, 1, 64, 16, 5, splits=3), Case(2, 16, 2, 1, 32, 64, causal=True),
+         Case(2, 64, 4, 1, 64, 16, 5, splits=3), Case(4, 16, 2, 1, 32, 64, splits=3, causal=True),
          Case(7, 5, 5, 1, 64, 16, 9, splits=1, causal=True), Case(3, 64, 4, 1, 16, 32, splits=1)]
 LARGE = [Case(1, 32, 4, 8, 128, 64, 40), Case(8, 32, 4, 8, 128, 64, 16), Case(32, 32, 4, 8, 128, 64, 16),
          Case(64, 64, 4, 8, 128, 64, 20), Case(17, 16, 8, 2, 128, 16, 70), Case(33, 64, 8, 1, 64, 32, 20),
@@ -36,10 +36,10 @@ LARGE = [Case(1, 32, 4, 8, 128, 64, 40), Case(8, 32, 4, 8, 128, 64, 16), Case(32
 
 
 def make(case: Case, dtype: torch.dtype, device: str, poison: float = float('nan'), seed: int = 0) -> dict[str, Any]:
-    """Arguments: rows between rows of other tensors, caches that are strided views of one pool, hidden slots and unused
+    """Arguments: rows between rows of other tensors, caches that are differently strided views, hidden slots and unused
     columns of the table poisoned, a bound of the keys that nothing reaches, and three rows of no sequence at the end.
 
-    The first four sequences have all rows, one, none and any number.
+    The first four sequences have all rows, one, none and any number; causal, the first row of all sees no key.
     """
     random = torch.Generator().manual_seed(seed + case.sequences * case.length * case.size)
     count = case.sequences
@@ -49,14 +49,16 @@ def make(case: Case, dtype: torch.dtype, device: str, poison: float = float('nan
     kv_len = torch.tensor([0 if s == 4 else max(1, int(texts[s]) + EDGES[s % 4]) for s in range(count)])
     columns = -(-kv_len // case.page_size)
     pages = torch.randperm(int(columns.sum()) + 3, generator=random)
-    pool = torch.full((len(pages), 3, case.page_size, case.kv_heads, case.size), poison, dtype=dtype)
+    key_pool = torch.full((len(pages), 3, case.page_size, case.kv_heads, case.size), poison, dtype=dtype)
+    value_pool = torch.full((len(pages), case.page_size, case.kv_heads + 1, case.size), poison, dtype=dtype)
+    caches = key_pool[:, 1], value_pool[:, :, 1:]
     table = torch.full((count, case.most_pages + 3), 2**31 - 1, dtype=torch.int32)
     for s, own in enumerate(pages[:int(columns.sum())].split(columns.tolist())):
         table[s, :len(own)] = own
         token = torch.arange(int(kv_len[s]))
-        for part in (0, 2):
+        for cache in caches:
             values = torch.randn(len(token), case.kv_heads, case.size, generator=random).to(dtype)
-            pool[own[token // case.page_size], part, token % case.page_size] = values
+            cache[own[token // case.page_size], token % case.page_size] = values
     q_start = torch.tensor([0, *rows]).cumsum(0)
     total = int(q_start[-1]) + 3
     heads = case.kv_heads * case.group
@@ -67,7 +69,8 @@ def make(case: Case, dtype: torch.dtype, device: str, poison: float = float('nan
         own = slice(int(q_start[s]), int(q_start[s + 1]))
         offset = torch.randint(0, 2 * case.length, (rows[s],), generator=random).sort().values
         position[own] = (kv_len[s] - case.length + offset).clamp_min(-1)
-    arguments = {'query': query, 'key_cache': pool[:, 0], 'value_cache': pool[:, 2], 'page_table': table,
+    position[0] = -1
+    arguments = {'query': query, 'key_cache': caches[0], 'value_cache': caches[1], 'page_table': table,
                  'q_start': q_start, 'kv_len': kv_len, 'position_ids': position}
     arguments = {name: tensor.to(device) for name, tensor in arguments.items()}
     return arguments | {'max_q': case.length, 'max_kv': (case.most_pages + 9) * case.page_size,

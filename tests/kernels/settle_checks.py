@@ -56,14 +56,14 @@ def make(shape: tuple[int, int], device: str, seed: int = 0, idle: bool = True) 
     steps, history = draw(0, 4), draw(0, 9) * length
     width = [None, 0, 1, 3][int(draw(0, 4, 1))]
     stop_words = None if width is None else draw(-1, 4, sequences, width) * 3
-    blocks = Blocks(ids=torch.where(masked, MASK_TOKEN, draw(0, 40, sequences, length)), masked=pack(masked),
-                    cached=pack(cached), uncached=torch.where(chance(.3), -1, pack(entering)),
+    blocks = Blocks(ids=torch.where(masked & chance(.8, sequences, 1), MASK_TOKEN, draw(0, 13, sequences, length)),
+                    masked=pack(masked) | (0 if length == 64 else (draw(0, 2) * -1) << length), cached=pack(cached), uncached=torch.where(chance(.3), -1, pack(entering)),
                     progress=draw(-1, length), decoded=draw(0, 9) * steps, steps=steps, history=history,
-                    appendable=draw(0, 2 * length + 2), random_offsets=draw(0, 99))
+                    appendable=draw(-length, 2 * length + 2), random_offsets=draw(0, 99))
     arguments = {
         'blocks': blocks, 'entering': pack(entering), 'kept': pack(kept),
         'sampled_start': torch.cat([sampled.new_zeros(1), sampled]),
-        'rightmost': torch.where(kept, place, -1).amax(1), 'tokens': draw(0, 40, rows), 'scores': scores,
+        'rightmost': torch.where(kept, place, -1).amax(1), 'tokens': draw(0, 13, rows), 'scores': scores,
         'threshold': torch.tensor([.25, .5, .8])[draw(0, 3)], 'output_start': history + draw(-length, length),
         'stop_words': stop_words, 'mask_token': MASK_TOKEN}
     arguments['blocks'] = Blocks(**{name: value.to(device) for name, value in vars(blocks).items()})
