@@ -47,7 +47,8 @@ def enter(ids: Tensor, masked: Tensor, cached: Tensor, uncached: Tensor, history
           kv_visible: str = 'progress', count: Tensor | None = None, out: Entered | None = None) -> Entered:
     """Which positions enter a step (FOCUS, section 3.5), and their rows.
 
-    `importance` takes the result's `candidates`, `plan` its `kept` (as `entering`) and `q_start`, `settle` its `kept`.
+    `importance` takes the result's `candidates`, `plan` its `kept` (as `entering`) and `q_start`, `settle` its `kept`
+    (as `entering`).
 
     Args:
         ids: [S, L] int64, L at most 64.
@@ -59,7 +60,7 @@ def enter(ids: Tensor, masked: Tensor, cached: Tensor, uncached: Tensor, history
         full_commit: a finished block is run once more as a whole.
         kv_visible: 'progress' or 'reference'.
         count: [1] int32 or int64, number of sequences that are real; None for all. The others enter no row.
-        out: where to write, of `Entered.empty`.
+        out: where to write, of `Entered.empty`, apart from all other arguments.
 
     Raises:
         ValueError: an argument that the kernels cannot take, or an unknown option.

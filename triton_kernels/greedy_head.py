@@ -8,9 +8,9 @@ __all__ = ['greedy_head']
 
 # A program reads one part of a row into registers, all loads in flight at once. Parts of a fixed size, not as many as
 # fill the GPU: the order of the sum, and with it the last bit of a confidence, must not depend on the number of rows.
-# One row of 151936 logits makes 19 programs; from 8 rows on every multiprocessor has work.
-_PART = 8192
-_WARPS = 8
+# One row of 151936 logits makes 38 programs; from 4 rows on every multiprocessor has work. Six programs fit on one.
+_PART = 4096
+_WARPS = 4
 
 
 @triton.jit
@@ -27,9 +27,10 @@ def _part_kernel(logits, count, best, tokens, sums, row_stride, vocabulary, mask
     # the ban is no part of the mask of the load, which would then not be one of 16 bytes a thread
     values = tl.load(logits + row * row_stride + token, mask=token < vocabulary, other=float('-inf')).to(tl.float32)
     values = tl.where(token == mask_token, float('-inf'), values)
-    ranked = tl.where(values == values, values, float('inf'))
-    top = tl.max(ranked, 0)
-    first = tl.min(tl.where(ranked == top, token, 2147483647), 0)
+    # NaN counts as the largest number; a second copy of the values would cost a third of the registers
+    strange = tl.max((values != values).to(tl.int32), 0) > 0
+    top = tl.where(strange, float('inf'), tl.max(values, 0))
+    first = tl.min(tl.where((values == top) | (values != values), token, 2147483647), 0)
     # a part that is banned as a whole has no largest logit to subtract
     total = tl.sum(tl.exp(values - tl.where(top == float('-inf'), 0.0, top)), 0)
     at = row * tl.num_programs(1) + part

@@ -186,7 +186,7 @@ def plan(first: Tensor, second: Tensor, entering: Tensor, masked: Tensor, q_star
         selection: 'top' is the paper's; 'bottom' and 'random' are its ablations.
         sequential: the next this many masked positions are always kept (sequential unmasking).
         kv_visible: 'progress' or 'reference'.
-        out: where to write, of `Plan.empty`; its `total` may be pinned host memory.
+        out: where to write, of `Plan.empty`, apart from all other arguments; its `total` may be pinned host memory.
 
     Raises:
         ValueError: an argument that the kernels cannot take, or an unknown option.

@@ -228,10 +228,12 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
     if not rows or not sequences:
         return out
     group = heads // kv_heads
-    mean_packed = rows * group / sequences
+    # a batch padded to its bucket may hold more sequences than rows
+    live = min(sequences, rows)
+    mean_packed = rows * group / live
     tile = _tile(query.dtype, max_q * group, mean_packed)
     if splits is None:
-        splits = _splits(sequences * kv_heads * math.ceil(mean_packed / tile['BLOCK_M']), max_kv)
+        splits = _splits(live * kv_heads * math.ceil(mean_packed / tile['BLOCK_M']), max_kv)
     tiles = triton.cdiv(max_q * group, tile['BLOCK_M'])
     direct = splits == 1
     partial, maxima, sums = out, out, out
@@ -239,10 +241,10 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
         partial = torch.empty((splits, rows, heads, size), dtype=torch.float32, device=query.device)
         maxima, sums = torch.empty((2, splits, rows, heads), dtype=torch.float32, device=query.device)
     _attend_kernel[(sequences * tiles, kv_heads, splits)](
-        query, key_cache, value_cache, page_table, q_start, kv_len, position_ids, partial, maxima, sums,
-        scale * math.log2(math.e), rows, query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1),
-        key_cache.stride(2), value_cache.stride(0), value_cache.stride(1), value_cache.stride(2), page_table.stride(0),
-        TILES=tiles, GROUP=group, SIZE=size, PAGE=key_cache.size(1), CAUSAL=causal, DIRECT=direct,
+        query, key_cache, value_cache, page_table, q_start, kv_len, position_ids if causal else None, partial, maxima,
+        sums, scale * math.log2(math.e), rows, query.stride(0), query.stride(1), key_cache.stride(0),
+        key_cache.stride(1), key_cache.stride(2), value_cache.stride(0), value_cache.stride(1), value_cache.stride(2),
+        page_table.stride(0), TILES=tiles, GROUP=group, SIZE=size, PAGE=key_cache.size(1), CAUSAL=causal, DIRECT=direct,
         PRECISION='ieee' if query.dtype == torch.float32 else 'tf32', **tile)
     if not direct:
         _reduce_kernel[(rows, heads)](partial, maxima, sums, q_start, out, rows, sequences, splits, SIZE=size,

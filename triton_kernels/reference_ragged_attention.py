@@ -33,6 +33,7 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
     if causal and position_ids is None:
         raise ValueError('position_ids None: causal ragged_attention takes one position for each row')
     sequences, page_size = page_table.size(0), key_cache.size(1)
+    max_kv = min(max_kv, int(kv_len.max()))
     columns = min(-(-max_kv // page_size), page_table.size(1))
     token = torch.arange(min(max_kv, columns * page_size), device=query.device)
     visible = token < kv_len[:, None]

@@ -12,7 +12,8 @@ class FocusSamplingStrategy(ARSamplingStrategy):
     """Per-sequence sampling parameters.
 
     Stock repeats them for every position of a block in an order that mixes up requests; here :func:`expand_rows`
-    gathers them by each sampled row's sequence instead. `num_ignore_eos` holds the request's `min_new_tokens`.
+    gathers them by each sampled row's sequence instead. `num_ignore_eos` holds the requests' `min_new_tokens`, and is
+    None where all are 0.
     """
 
     def make_sampling_inputs(self, seqs: list[Any]) -> SamplingInputs:
@@ -20,8 +21,16 @@ class FocusSamplingStrategy(ARSamplingStrategy):
         inputs = super().make_sampling_inputs(seqs)
         # the stop words of a request with min_new_tokens are banned by position, not for the whole block
         inputs.bad_words, inputs.bad_mask = _pad_lists([seq.sampling_param.bad_words for seq in seqs])
-        inputs.num_ignore_eos = torch.tensor([seq.sampling_param.min_new_tokens for seq in seqs])
+        minimums = [seq.sampling_param.min_new_tokens for seq in seqs]
+        inputs.num_ignore_eos = torch.tensor(minimums) if any(minimums) else None
         return inputs
+
+
+def is_greedy(inputs: SamplingInputs) -> bool:
+    """Whether every row takes its most probable token by the model's own logits."""
+    return inputs.max_top_k == 1 and not any(inputs.logits_processors) and inputs.max_repetition_ngram_size == 0 and all(
+        value is None for value in (inputs.temperature, inputs.repetition_penalty, inputs.bad_words,
+                                    inputs.num_ignore_eos))
 
 
 def _pad_lists(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
@@ -48,7 +57,8 @@ def expand_rows(inputs: SamplingInputs, sequence: Tensor, position: Tensor, bloc
             for f in fields(inputs) if isinstance(getattr(inputs, f.name), Tensor)}
     # a row's own place in the random stream: neighbours in a block must not draw the same number
     rows['random_offsets'] = rows['random_offsets'] * block_length + position
-    rows['num_ignore_eos'] = rows['num_ignore_eos'] - (block_start - output_start)[sequence] - position
+    place = (block_start - output_start)[sequence] + position
+    rows['num_ignore_eos'] = rows.get('num_ignore_eos', 0) - place
     processors: list[Any] = [None] * sequence.numel()
     if any(inputs.logits_processors):  # only then does the host need to know whose row each is
         processors = [inputs.logits_processors[index] for index in sequence.tolist()]

@@ -17,7 +17,7 @@ from lmdeploy.pytorch.strategies.dllm.step_inputs import (
 from torch import Tensor
 
 from ..stages.state import FocusState
-from ..stages.step import Denoised
+from .denoised import Denoised
 
 
 @dataclass

@@ -85,17 +85,16 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
         denoised = extra_inputs.denoised
         if denoised is None:
             return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask)
-        entered, kept = denoised.entered.rows_per_sequence(), denoised.kept.rows_per_sequence()
-        return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask, prefix_rows=entered, suffix_rows=kept,
-                                 evicting=kept < entered)
+        return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask, prefix_rows=denoised.entered,
+                                 suffix_rows=denoised.kept, evicting=denoised.kept < denoised.entered)
 
     def sampled_rows(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs) -> tuple[Tensor, Tensor]:
-        """Sequence and block position of each row that is sampled, [R] int64 each, in the order of the logits."""
+        """Sequence and block position of each row of the logits, [R] int64 each, -1 where it is none."""
         denoised = extra_inputs.denoised
         if denoised is None:
             frame = torch.arange(inputs.seq_length.size(0) * self.block_size, device=inputs.input_ids.device)
             return frame // self.block_size, frame % self.block_size
-        return denoised.kept.sequence[denoised.kept.masked], denoised.kept.position[denoised.kept.masked]
+        return denoised.sequence, denoised.position
 
     def settle(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs, rows: Tensor, tokens: Tensor,
                scores: Tensor) -> tuple[Tensor, FocusExtraInputs]:
@@ -107,7 +106,7 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
             ids, mask = step.unmask(ids, mask, rows, tokens, scores, self.rule)
         else:
             assert state is not None
-            ids, mask, state = step.settle(ids, mask, state, denoised.kept, rows, tokens, scores, self.rule,
+            ids, mask, state = step.settle(ids, mask, state, denoised.rightmost, rows, tokens, scores, self.rule,
                                            self.options)
         return ids.flatten(), FocusExtraInputs(dllm_mask=mask.flatten(), output_start=extra_inputs.output_start,
                                                state=state, denoised=denoised)

@@ -69,8 +69,8 @@ def denoise(decoder: Decoder, caches: list[KVCache], view: FocusView, state: Foc
     return Denoised(suffix.run(decoder, caches, hidden, residual, rotary, kept, 2), view, kept, delta)
 
 
-def settle(ids: Tensor, mask: Tensor, state: FocusState, kept: FocusView, rows: Tensor, tokens: Tensor, scores: Tensor,
-           rule: UnmaskRule, options: StepOptions) -> tuple[Tensor, Tensor, FocusState]:
+def settle(ids: Tensor, mask: Tensor, state: FocusState, rightmost: Tensor, rows: Tensor, tokens: Tensor,
+           scores: Tensor, rule: UnmaskRule, options: StepOptions) -> tuple[Tensor, Tensor, FocusState]:
     """Unmask the sampled tokens, then freeze what is final: ids and mask [S, L] and the state after the step."""
     new_ids, new_mask = unmask(ids, mask, rows, tokens, scores, rule)
-    return new_ids, new_mask, delayed_cache.advance(state, mask, new_mask, kept.rightmost(), options.cache)
+    return new_ids, new_mask, delayed_cache.advance(state, mask, new_mask, rightmost, options.cache)

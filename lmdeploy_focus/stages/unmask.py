@@ -38,7 +38,7 @@ def unmask(ids: Tensor, mask: Tensor, rows: Tensor, tokens: Tensor, scores: Tens
     Args:
         ids: [S, L] int64 token ids before the step.
         mask: [S, L] uint8 before the step.
-        rows: [R] int64, sampled positions as s * L + position; those that are not masked are ignored.
+        rows: [R] int64, sampled positions as s * L + position; those that are not masked, and -1, are ignored.
         tokens: [R] int64 sampled tokens.
         scores: [R] float32 their confidence.
 
@@ -46,12 +46,15 @@ def unmask(ids: Tensor, mask: Tensor, rows: Tensor, tokens: Tensor, scores: Tens
         ids and mask after the step, new tensors.
     """
     length = mask.size(1)
-    frame = torch.full(mask.shape, float('-inf'), device=mask.device).flatten()
+    # one spare slot takes the rows that are none
+    frame = torch.full((mask.numel() + 1, ), float('-inf'), device=mask.device)
+    rows = torch.where(rows >= 0, rows, mask.numel())
     # logits that are not numbers rank last, but a block with nothing else still moves on
     frame[rows] = scores.nan_to_num(nan=-1.0)
-    proposed = ids.flatten().clone()
+    proposed = torch.cat([ids.flatten(), ids.new_zeros(1)])
     proposed[rows] = tokens
-    score = frame.view_as(mask).masked_fill(mask != MASKED, float('-inf'))
+    proposed = proposed[:-1]
+    score = frame[:-1].view_as(mask).masked_fill(mask != MASKED, float('-inf'))
     candidate = score > float('-inf')
     if rule.strategy == 'low_confidence_dynamic':
         best = torch.zeros_like(candidate).scatter(1, score.argmax(1, keepdim=True), True)

@@ -158,12 +158,11 @@ def recorder(monkeypatch):
                 return full
 
             kept = torch.zeros(length, dtype=torch.bool)
-            kept[denoised.kept.position] = True
+            kept[denoised.position] = True
             delta = torch.full((length, ), float('nan'))
             if denoised.delta is not None:
-                _, positions = denoised.entered.candidates()
-                valid = positions[0] >= 0
-                delta[positions[0][valid]] = denoised.delta[0][valid]
+                valid = denoised.positions[0] >= 0
+                delta[denoised.positions[0][valid]] = denoised.delta[0][valid]
             steps.append(EngineStep(inputs.input_ids.flatten().clone(), extra_inputs.dllm_mask == 0, kept, delta,
                                     frame(tokens, -1), frame(scores, -1.0), new_ids.clone(),
                                     after.dllm_mask == 0))

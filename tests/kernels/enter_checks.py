@@ -27,10 +27,12 @@ def make(shape: tuple[int, int], device: str, seed: int = 0) -> dict[str, Any]:
     def draw(low: int, high: int, *size: int) -> Tensor:
         return torch.randint(low, high, size or (sequences,), generator=random)
 
-    kind = draw(0, 4)[:, None]
-    masked = torch.where(kind < 2, kind == 0, draw(0, 2, sequences, length) == 0)
-    cached = (kind == 3) & ~masked & (draw(0, 2, sequences, length) == 0)
-    uncached = pack(masked | ((draw(0, 3, sequences, 1) > 0) & (draw(0, 2, sequences, length) == 0)))
+    kind = draw(0, 5)[:, None]
+    ends = torch.where(draw(0, 2) == 0, length, draw(1, length + 1))[:, None]  # progress may lie beyond all rows
+    masked = torch.where(kind < 3, kind == 0, draw(0, 2, sequences, length) == 0) & (torch.arange(length) < ends)
+    cached = (kind > 1) & ~masked & (draw(0, 2, sequences, length) == 0)
+    undecided = (draw(0, 3, sequences, 1) > 0) & (draw(0, 2, sequences, length) == 0) & (torch.arange(length) < ends)
+    uncached = pack(masked | undecided)
     arguments = {
         'ids': draw(0, 10**6, sequences, length), 'masked': pack(masked), 'cached': pack(cached),
         'uncached': torch.where(masked.all(1), -1, uncached), 'history': draw(0, 50) * length,
@@ -78,7 +80,7 @@ def main() -> None:
     for shape in SMALL:
         check_twin(shape, {}, 'cpu', seeds=1)
     for options in OPTIONS:
-        check_twin((6, 32), options, 'cpu', seeds=1)
+        check_twin((6, 33), options, 'cpu', seeds=1)
     check_refusals('cpu')
 
 

@@ -4,7 +4,7 @@ from lmdeploy_focus.kernels import reference_greedy_head as reference
 from lmdeploy_focus.kernels.greedy_head import greedy_head
 from torch import Tensor
 
-SMALL = [(1, 2), (3, 5), (4, 8192), (3, 8193), (2, 20001)]  # R, V
+SMALL = [(1, 2), (3, 5), (4, 4096), (3, 4097), (2, 20001)]  # R, V
 LARGE = [(1, 151936), (17, 151936), (300, 151936), (5, 200000), (2500, 32000), (33, 126464)]
 INF, NAN = float('inf'), float('nan')
 

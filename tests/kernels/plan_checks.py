@@ -52,9 +52,8 @@ def make(shape: tuple[int, int, int], device: str, seed: int = 0, full: bool = F
         'masked': pack(masked) | beyond,
         'q_start': torch.cat([torch.zeros(1, dtype=torch.int64), entering.sum(1).cumsum(0)]),
         'history': draw(0, 50) * length, 'page_table': draw(1, 2**31 - 1, sequences, 80).int(), 'page_size': 48,
-        # 1.1 * 10 is not to become 12 by its last bit
         'progress': draw(-1, length), 'decoded': torch.tensor([1, 2, 3, 10, 10])[draw(0, 5)] * steps, 'steps': steps,
-        'alpha': torch.tensor([1., 1.1, 1.1, 1.5, 2.7], dtype=torch.float64)[draw(0, 5)]}
+        'alpha': torch.tensor([1., 1.1, 1.2, 1.5, 2.7], dtype=torch.float64)[draw(0, 5)]}
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
@@ -74,6 +73,21 @@ def check_twin(shape: tuple[int, int, int], options: dict[str, Any], device: str
             getattr(out, f.name).fill_(-7)
         assert plan(**arguments, **options, out=out) is out
         assert_same(out, reference_plan.plan(**arguments, **options))
+
+
+def check_edges(device: str) -> None:
+    """A ceiling that float64 misses by a bit, and a threshold that is met exactly by half of the tokens."""
+    arguments = make((2, 32, 1), device, full=True)
+    for name, value in {'entering': -1, 'masked': -1, 'progress': -1, 'decoded': 25, 'steps': 3}.items():
+        arguments[name].fill_(value)
+    arguments['q_start'] = torch.arange(3, device=device) * 32
+    arguments['first'].zero_()
+    place = torch.arange(32, device=device)
+    arguments['second'][0], arguments['second'][1] = -place.float(), (place < 16).float()
+    arguments['alpha'] = torch.tensor([1.32, 0.2], dtype=torch.float64, device=device)  # 11 and 1.7
+    result = plan(**arguments)
+    assert result.kept.tolist() == [(1 << 11) - 1, (1 << 16) - 1]
+    assert_same(result, reference_plan.plan(**arguments))
 
 
 def check_not_numbers(device: str) -> None:
@@ -109,6 +123,7 @@ def main() -> None:
         check_twin(shape, {}, 'cpu')
     for options in OPTIONS:
         check_twin((7, 32, 1), options, 'cpu', seeds=1)
+    check_edges('cpu')
     check_not_numbers('cpu')
     check_refusals('cpu')
     nothing = {name: value[:0] if isinstance(value, Tensor) and name != 'q_start' else value

@@ -56,9 +56,11 @@ def make(shape: tuple[int, int], device: str, seed: int = 0, idle: bool = True) 
     steps, history = draw(0, 4), draw(0, 9) * length
     width = [None, 0, 1, 3][int(draw(0, 4, 1))]
     stop_words = None if width is None else draw(-1, 4, sequences, width) * 3
-    blocks = Blocks(ids=torch.where(masked & chance(.8, sequences, 1), MASK_TOKEN, draw(0, 13, sequences, length)),
-                    masked=pack(masked) | (0 if length == 64 else (draw(0, 2) * -1) << length), cached=pack(cached), uncached=torch.where(chance(.3), -1, pack(entering)),
-                    progress=draw(-1, length), decoded=draw(0, 9) * steps, steps=steps, history=history,
+    beyond = (draw(0, 2) * -1) << length if length < 64 else 0  # bits that are no positions
+    ids = torch.where(masked & chance(.8, sequences, 1), MASK_TOKEN, draw(0, 13, sequences, length))
+    blocks = Blocks(ids=ids, masked=pack(masked) | beyond, cached=pack(cached),
+                    uncached=torch.where(chance(.3), -1, pack(entering)), progress=draw(-1, length),
+                    decoded=draw(0, 9) * steps, steps=steps, history=history,
                     appendable=draw(-length, 2 * length + 2), random_offsets=draw(0, 99))
     arguments = {
         'blocks': blocks, 'entering': pack(entering), 'kept': pack(kept),
@@ -99,6 +101,39 @@ def check_twin(shape: tuple[int, int], options: dict[str, Any], device: str, see
         assert_same(settle(**arguments, **options, out=out), expected)
 
 
+def check_stops(device: str) -> None:
+    """Every end-of-sequence position with every cap around it and every start of the output: the first one ends it."""
+    length, eos = 4, 7
+    cases = list(product(range(length + 1), range(1, length + 2), range(length + 1)))
+    count = len(cases)
+
+    def full(value: int) -> Tensor:
+        return torch.full((count,), value, dtype=torch.int64, device=device)
+
+    ids = torch.full((count, length + 1), 5)
+    ids[torch.arange(count), torch.tensor([case[0] for case in cases])] = eos
+    cap, start = (torch.tensor([case[i] for case in cases], device=device) for i in (1, 2))
+    ids = ids[:, :length].to(device)
+    tokens = ids[:, -1].clone()  # the last position is decided in this step
+    ids = torch.where(torch.arange(length, device=device) == length - 1, MASK_TOKEN, ids)
+    blocks = Blocks(ids=ids, masked=full(8), cached=full(0), uncached=full(-1),
+                    progress=full(3), decoded=full(4), steps=full(1), history=full(8), appendable=cap,
+                    random_offsets=full(0))
+    arguments = {
+        'blocks': blocks, 'entering': full(15), 'kept': full(15), 'rightmost': full(3),
+        'sampled_start': torch.arange(count + 1, device=device), 'tokens': tokens,
+        'scores': torch.zeros(count, device=device), 'threshold': torch.ones(count, device=device),
+        'output_start': start + 8, 'stop_words': torch.tensor([[-1, eos]], device=device).repeat(count, 1),
+        'mask_token': MASK_TOKEN}
+    blocks.cached[-1] = 1  # not complete: neither stop word nor cap is due, and the last case's cap is not met
+    settled = settle(**arguments)
+    assert_same(settled, reference_settle.settle(**arguments))
+    for s, (word, allowed, first) in enumerate(cases[:-1]):
+        ends = [length - 1] + [allowed - 1] * (allowed <= length) + [word] * (first <= word < length)
+        assert settled.stop_pos[s] == min(ends) and settled.stopped[s] == (len(ends) > 1), cases[s]
+    assert not settled.stopped[-1]
+
+
 def check_refusals(device: str) -> None:
     """What the kernel cannot take, and options that do not exist, raise."""
     arguments = make((3, 16), device)
@@ -124,6 +159,7 @@ def main() -> None:
         check_twin(shape, {}, 'cpu', seeds=2)
     for options in OPTIONS:
         check_twin((7, 32), options, 'cpu', seeds=1)
+    check_stops('cpu')
     check_refusals('cpu')
 
 

@@ -83,6 +83,12 @@ def test_twin(shape, options):
 
 
 @pytest.mark.gpu
+def test_edges():
+    """Red when: the budget loses its slack, or the deviation is a sample's."""
+    checks.check_edges('cuda')
+
+
+@pytest.mark.gpu
 def test_not_numbers():
     """Red when: NaN deltas empty a sequence or disturb another."""
     checks.check_not_numbers('cuda')

@@ -11,9 +11,9 @@ from lmdeploy_focus.kernels import reference_settle
 
 from lmdeploy_focus.engine.step_inputs import FocusExtraInputs, FocusExtraOutputs, FocusStepInputs
 from lmdeploy_focus.engine.stopping import FocusStoppingCriteria
-from lmdeploy_focus.stages import step
+from lmdeploy_focus.stages import delayed_cache
 from lmdeploy_focus.stages.state import FocusState, unpack_bits
-from lmdeploy_focus.stages.unmask import UnmaskRule
+from lmdeploy_focus.stages.unmask import UnmaskRule, unmask
 from lmdeploy_focus.stages.view import CACHED, MASKED, UNMASKED, entering_view
 
 from . import settle_checks as checks
@@ -72,10 +72,10 @@ def engine(arguments, strategy, tokens_per_step, cache):
     for threshold in thresholds.unique().tolist():  # the stages take one threshold for the batch
         rule = UnmaskRule(strategy, threshold, -(-length // tokens_per_step))
         object.__setattr__(rule, 'tokens_per_step', lambda _: tokens_per_step)
-        options = step.StepOptions(alpha=1.5, selection='top', keep=None, cache=cache, kv_visible='progress',
-                                   commit='uncached')
-        results.append((threshold, step.settle(blocks.ids, mask, state, view, rows, arguments['tokens'][sampled],
-                                               arguments['scores'][sampled], rule, options)))
+        new_ids, new_mask = unmask(blocks.ids, mask, rows, arguments['tokens'][sampled], arguments['scores'][sampled],
+                                   rule)
+        results.append((threshold, (new_ids, new_mask, delayed_cache.advance(state, mask, new_mask, view.rightmost(),
+                                                                             cache))))
     ids, new_mask, new_state = results[0][1]
     for threshold, (other_ids, other_mask, other_state) in results[1:]:
         own = thresholds == threshold
@@ -101,6 +101,12 @@ def engine(arguments, strategy, tokens_per_step, cache):
 def test_twin(shape, options):
     """Red when: as in the interpreter."""
     checks.check_twin(shape, options, 'cuda')
+
+
+@pytest.mark.gpu
+def test_stops():
+    """Red when: of cap and stop word the later one wins, or a stop word before the output counts."""
+    checks.check_stops('cuda')
 
 
 @pytest.mark.gpu
