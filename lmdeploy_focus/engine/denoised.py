@@ -43,5 +43,5 @@ def from_static_step(runner: Any, rows: int) -> Denoised:
     """Of a step on fixed buffers, whose suffix runs here on N = `rows` rows."""
     logits, tokens, scores = runner.finish(rows)
     sequence, position = runner.sampled(rows)
-    return Denoised(logits, sequence, position, runner.rightmost(), *runner.rows_per_sequence(),
-                    greedy=(tokens, scores))
+    entered, kept = runner.rows_per_sequence()
+    return Denoised(logits, sequence, position, runner.rightmost(), entered, kept, greedy=(tokens, scores))

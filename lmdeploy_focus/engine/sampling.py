@@ -28,9 +28,9 @@ class FocusSamplingStrategy(ARSamplingStrategy):
 
 def is_greedy(inputs: SamplingInputs) -> bool:
     """Whether every row takes its most probable token by the model's own logits."""
-    return inputs.max_top_k == 1 and not any(inputs.logits_processors) and inputs.max_repetition_ngram_size == 0 and all(
-        value is None for value in (inputs.temperature, inputs.repetition_penalty, inputs.bad_words,
-                                    inputs.num_ignore_eos))
+    changes = (inputs.temperature, inputs.repetition_penalty, inputs.bad_words, inputs.num_ignore_eos)
+    plain = all(value is None for value in changes) and inputs.max_repetition_ngram_size == 0
+    return plain and inputs.max_top_k == 1 and not any(inputs.logits_processors)
 
 
 def _pad_lists(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:

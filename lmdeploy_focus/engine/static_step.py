@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.reference_plan import Plan
-from ..stages.decoder import Decoder, KVCache
+from ..stages.decoder import Decoder, KVCache, PackedLayer
 from ..stages.state import FocusState, pack_bits, unpack_bits
 from ..stages.step import StepOptions
 from ..stages.view import MASKED, UNMASKED
-
 
 # a bucket of rows may reach this far beyond the rows of the batch
 SPARE_ROWS = 512
@@ -77,6 +76,7 @@ class StaticStep:
     def __init__(self, decoder: Decoder, head: Any, caches: list[KVCache], kernels: Any, options: StepOptions,
                  mask_token: int, sequences: int, length: int, columns: int, max_kv: int) -> None:
         self.decoder, self.head, self.caches, self.kernels = decoder, head, caches, kernels
+        self.layers: list[PackedLayer] = list(decoder.layers)  # type: ignore[arg-type]
         self.options, self.mask_token, self.length, self.max_kv = options, mask_token, length, max_kv
         cache = caches[0][0]
         device, self.page_size = cache.device, cache.size(1)
@@ -106,7 +106,7 @@ class StaticStep:
 
         hidden = self.decoder.embed(ids.flatten()[None])
         cos, sin = self.decoder.rotary(hidden, position.flatten()[None])
-        first, second = self.decoder.layers[0], self.decoder.layers[1]
+        first, second = self.layers[0], self.layers[1]
         query, key, residual = first.packed(hidden, None, (cos, sin), self.caches[0], pages, offsets, kernels, evicting)
         attended = kernels.ragged_attention(query, *self.caches[0], page_table, q_start, kv_len, length, self.max_kv,
                                             first.scale)
@@ -135,7 +135,7 @@ class StaticStep:
         pages, offsets = plan.pages[:rows], plan.offsets[:rows]
         query, residual, cos, sin = (self.carried[name][at] for name in ('query', 'residual', 'cos', 'sin'))
         hidden, residual = residual[None], residual[None]
-        for index, (layer, cache) in enumerate(zip(self.decoder.layers[1:], self.caches[1:], strict=True)):
+        for index, (layer, cache) in enumerate(zip(self.layers[1:], self.caches[1:], strict=True)):
             if index > 0:  # layer 1's queries come from the prefix
                 query, _, residual = layer.packed(hidden, residual, (cos, sin), cache, pages, offsets, kernels, False)
             attended = kernels.ragged_attention(query, *cache, table, q_start, kv_len, length, self.max_kv, layer.scale)

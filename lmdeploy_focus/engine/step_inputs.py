@@ -80,7 +80,7 @@ class FocusStepInputs(DLLMStepInputs):
         state = FocusState.fresh(torch.where(complete, -1, length - 1))
         extra_inputs = FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start, state=state)
         delta = _next_offsets(sampling_delta)
-        if self.model_inputs is None:
+        if self.model_inputs is None:  # type: ignore[has-type]
             self.model_inputs, self.extra_inputs = inputs, extra_inputs
             self.stopping_criteria, self.sampling_delta = stopping_criteria.clone(), delta
             return

@@ -1,6 +1,6 @@
 """What the stages ask of a model: a decoder split between the queries of a layer and the rest of it."""
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,14 @@ class Layer(Protocol):
 
     def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Output projection, norm and MLP: attended [T, H, D] -> hidden and residual, [1, T, E] each."""
+
+
+class PackedLayer(Layer, Protocol):
+    """A layer whose queries one kernel makes, with the KV written on the way; for steps on fixed buffers."""
+
+    def packed(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary, cache: KVCache, pages: Tensor,
+               offsets: Tensor, kernels: Any, return_key: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """`queries` and the write to the cache: q [T, H, D], k [T, Hkv, D] or None, residual [1, T, E]."""
 
 
 class Decoder(Protocol):

@@ -40,7 +40,6 @@ STOCK_CALLS = {
     'cpu-rotary': ((torch.empty(1, device='meta'), 'inv_freq'), {'dtype': torch.float16}),
     'cpu-bf16': (('cuda', ), {}),
     'cpu-bf16-check': (('cuda', ), {}),
-    'cpu-engine-process': (('engine', 'm', STOCK_CONFIG), {'speculative_config': None, 'trust_remote_code': True}),
     'cpu-checker': ((), {'model_path': 'm', 'engine_config': STOCK_CONFIG, 'trust_remote_code': True, 'logger': None}),
 }
 

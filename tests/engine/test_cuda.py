@@ -16,6 +16,12 @@ def test_keeping_everything_is_the_delayed_cache(cuda, decode, demo_items):
     assert decode(cuda(focus_keep=32), prompts) == decode(cuda(focus_policy='never'), prompts)
 
 
+def test_graphs_change_nothing(cuda, decode, demo_items):
+    """Token for token. Red when a graph reads a stale buffer, or a bucket leaves rows out."""
+    prompts = [item.prompt for item in demo_items]
+    assert decode(cuda(), prompts) == decode(cuda(eager_mode=True), prompts)
+
+
 def test_answers_are_as_good_as_stocks(cuda, decode, demo_items):
     """Red when a step on the GPU reads or writes the wrong KV: answers would fall apart."""
     from eval.demo_models import tasks

@@ -45,8 +45,8 @@ class Batch:
         kept = denoised.kept
         rows = kept.sequence[kept.masked] * kept.block_length + kept.position[kept.masked]
         tokens, scores = self.decoder.sample(denoised.hidden[0, kept.masked])
-        self.ids, self.mask, self.state = step.settle(self.ids, self.mask, self.state, kept.rightmost(), rows, tokens, scores, RULE,
-                                                      options)
+        self.ids, self.mask, self.state = step.settle(self.ids, self.mask, self.state, kept.rightmost(), rows, tokens,
+                                                      scores, RULE, options)
         done = (self.mask == CACHED).all(1)
         self.state = self.state.restart(done)
         self.history = self.history + done * kept.block_length

@@ -139,8 +139,9 @@ class Batch(RuleBasedStateMachine):
         sequence, position = kept.sequence[kept.masked], kept.position[kept.masked]
         tokens = torch.from_numpy(random.integers(0, 900, size=len(sequence)))
         scores = torch.from_numpy(random.random(len(sequence)).astype(np.float32))
-        new_ids, new_mask, state = step.settle(ids, mask, extra.state, kept.rightmost(), sequence * self.length + position, tokens,
-                                               scores, RULE, OPTIONS)
+        rows = sequence * self.length + position
+        new_ids, new_mask, state = step.settle(ids, mask, extra.state, kept.rightmost(), rows, tokens, scores, RULE,
+                                               OPTIONS)
         self.inputs.step_decode(inputs, FocusExtraInputs(new_mask.flatten(), extra.output_start, state),
                                 self.inputs.stopping_criteria, self.inputs.sampling_delta, new_ids.flatten(), None,
                                 FocusExtraOutputs(new_mask.flatten()))
