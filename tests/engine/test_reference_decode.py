@@ -223,7 +223,7 @@ def test_step_by_step(dtype, device, pipelines, decode, encoded, reference_model
                 if device == 'cpu':  # the fixed buffers of a GPU do not tell the deltas
                     worst[0] = max(worst[0], float((step.delta - record['delta'][0])[step.masked].abs().max()))
                 same = (step.scores >= 0) & (step.tokens == record['argmax'][0])
-                worst[1] = max(worst[1], float((step.scores - record['confidence'][0])[same].abs().max()))
+                worst[1] = max([worst[1], *(step.scores - record['confidence'][0])[same].abs().tolist()])
                 different += _check_near_tie(step, record, own, noise)
     print(f'{dtype}: {total} steps, {different} near-ties decided otherwise, largest difference of an importance delta '
           f'{worst[0]:.2g}, of a confidence {worst[1]:.2g}')
