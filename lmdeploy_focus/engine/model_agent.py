@@ -125,7 +125,7 @@ class FocusModelAgent(BaseModelAgent):
 
     async def async_sampling_logits(self, logits: Tensor, inputs: ModelInputs, extra_inputs: FocusExtraInputs,
                                     sampling_inputs: SamplingInputs) -> tuple[Tensor, None, Tensor, FocusExtraInputs]:
-        """Sample R rows, unmask, and advance the state.
+        """Sample R rows, unmask, and advance the state; prefill samples none.
 
         Args:
             logits: [R, V], changed in place.
@@ -137,9 +137,13 @@ class FocusModelAgent(BaseModelAgent):
         """
         strategy, length = self.agent_strategy, self.agent_strategy.block_size
         denoised = extra_inputs.denoised
-        sequence, position = strategy.sampled_rows(inputs, extra_inputs)
+        if denoised is None:  # prefill
+            none = inputs.input_ids.new_empty(0)
+            token_ids, extra_inputs = strategy.settle(inputs, extra_inputs, none, none, none.float())
+            return token_ids, None, token_ids, extra_inputs
+        sequence, position = denoised.sequence, denoised.position
         rows = torch.where(sequence >= 0, sequence * length + position, -1)
-        if denoised is not None and denoised.greedy is not None and is_greedy(sampling_inputs):
+        if denoised.greedy is not None and is_greedy(sampling_inputs):
             tokens, scores = denoised.greedy
         else:
             start = inputs.history_lengths + inputs.seq_length - length

@@ -71,13 +71,13 @@ class FocusStepInputs(DLLMStepInputs):
                       next_token_ids: Tensor, model_metas: Any, extra_outputs: FocusExtraOutputs) -> None:
         """Add prefilled sequences; each starts with fresh state, also after a second turn or a preemption."""
         length = self._block_size
-        complete = self._complete(extra_outputs.dllm_mask)
         ids, mask, step_seqlens = _update_dllm(next_token_ids, extra_outputs.dllm_mask, inputs.seq_length, length,
                                                self._dllm_mask_token)
         inputs = _get_model_inputs_next_decoding(inputs, ids, model_metas=model_metas, max_q_seqlen=length,
                                                  step_seqlens=step_seqlens)
-        # prefill has denoised a partial block densely, so all of its positions have been through all layers
-        state = FocusState.fresh(torch.where(complete, -1, length - 1))
+        # What prefill has left of the prompt's own block are masks, which later steps are not to see: nothing counts
+        # as having been through the layers, and the block begins as any other does.
+        state = FocusState.fresh(torch.full_like(inputs.history_lengths, -1))
         extra_inputs = FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start, state=state)
         delta = _next_offsets(sampling_delta)
         if self.model_inputs is None:  # type: ignore[has-type]

@@ -88,17 +88,13 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
         return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask, prefix_rows=denoised.entered,
                                  suffix_rows=denoised.kept, evicting=denoised.kept < denoised.entered)
 
-    def sampled_rows(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs) -> tuple[Tensor, Tensor]:
-        """Sequence and block position of each row of the logits, [R] int64 each, -1 where it is none."""
-        denoised = extra_inputs.denoised
-        if denoised is None:
-            frame = torch.arange(inputs.seq_length.size(0) * self.block_size, device=inputs.input_ids.device)
-            return frame // self.block_size, frame % self.block_size
-        return denoised.sequence, denoised.position
-
     def settle(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs, rows: Tensor, tokens: Tensor,
                scores: Tensor) -> tuple[Tensor, FocusExtraInputs]:
-        """Unmask, and advance the state of a decode step: token ids [S * L] and the extra inputs after the step."""
+        """Unmask, and advance the state of a decode step: token ids [S * L] and the extra inputs after the step.
+
+        Prefill samples no row. It is a dense step, which would choose among all masked tokens of the prompt's own
+        block, also those that FOCUS would not let compete; it only commits a block that the prompt fills.
+        """
         ids = DLLMModelAgentStrategy.slice_outputs(self, inputs.input_ids.flatten(), inputs.seq_length)
         ids, mask = ids.view(-1, self.block_size), extra_inputs.dllm_mask.view(-1, self.block_size)
         state, denoised = extra_inputs.state, extra_inputs.denoised

@@ -9,15 +9,17 @@ MAX_NEW = 96
 # twice what two ways to compute the same step differ by in fp32 (test_step_by_step measures it)
 CONFIDENCE_NOISE, DELTA_NOISE = 3e-5, 1.2e-5
 
+# with focus, the prompt's own block is denoised by decode steps alone
+FOCUS = {'mode': 'focus', 'partial_block': 'decode'}
 ENGINES = {
     'stock': ({'focus': False}, {'mode': 'base'}),
-    'delayed': ({'focus_policy': 'never'}, {'mode': 'delayed'}),
-    'focus': ({}, {'mode': 'focus'}),
+    'delayed': ({'focus_policy': 'never'}, {'mode': 'delayed', 'partial_block': 'decode'}),
+    'focus': ({}, FOCUS),
     'focus, reference view, full commit': ({'focus_kv_visible': 'reference', 'focus_commit': 'full'},
-                                           {'mode': 'focus', 'kv_visible': 'reference', 'commit': 'full'}),
-    'top 4': ({'focus_keep': 4}, {'mode': 'focus', 'keep': 4}),
+                                           {**FOCUS, 'kv_visible': 'reference', 'commit': 'full'}),
+    'top 4': ({'focus_keep': 4}, {**FOCUS, 'keep': 4}),
     'bottom 4, plain delay': ({'focus_keep': 4, 'focus_selection': 'bottom', 'focus_cache': 'delayed'},
-                              {'mode': 'focus', 'keep': 4, 'selection': 'bottom', 'cache': 'delayed'}),
+                              {**FOCUS, 'keep': 4, 'selection': 'bottom', 'cache': 'delayed'}),
 }
 
 
@@ -118,7 +120,7 @@ def test_counters_are_the_references(pipelines, decode, encoded, reference_model
     pipe = pipelines(dtype='float32', dllm_confidence_threshold=0.8)
     for prompt, ids in list(zip(*encoded, strict=True))[:6]:
         margins = Margins(1, 0.8)
-        options = reference_decode.DecodeOptions(mode='focus', threshold=0.8, max_new=MAX_NEW, final_commit=False)
+        options = reference_decode.DecodeOptions(**FOCUS, threshold=0.8, max_new=MAX_NEW, final_commit=False)
         wanted = reference_decode.decode(reference_model(torch.float32), [ids], options, margins)[0].counters
         before = run_stats(pipe)
         decode(pipe, [prompt], max_new_tokens=MAX_NEW)
@@ -200,7 +202,7 @@ def test_step_by_step(dtype, device, pipelines, decode, encoded, reference_model
     pipe = pipelines(dtype=dtype, dllm_confidence_threshold=0.8, device_type=device)
     model = reference_model(torch.float32 if dtype == 'float32' else torch.bfloat16)
     noise = NOISE[dtype]
-    options = reference_decode.DecodeOptions(mode='focus', threshold=0.8, max_new=MAX_NEW, final_commit=False)
+    options = reference_decode.DecodeOptions(**FOCUS, threshold=0.8, max_new=MAX_NEW, final_commit=False)
     total = different = 0
     worst = [0.0, 0.0]
     for prompt, ids in list(zip(*encoded, strict=True))[:8]:

@@ -79,7 +79,7 @@ class Batch(RuleBasedStateMachine):
             arrivals.append((past, new, Request(
                 history=past + new - length, ids=last.tolist(), mask=mask.tolist(), offset=int(random.integers(99)),
                 start=past + int(random.integers(new)), appendable=int(random.integers(1, 99)),
-                pages=random.integers(1, 99, size=4).tolist(), block=oracle.Block(length, progress=length - 1))))
+                pages=random.integers(1, 99, size=4).tolist(), block=oracle.Block(length, progress=-1))))
         self.merge(arrivals, np.concatenate(flat), seed)
 
     def merge(self, arrivals, flat, seed):
