@@ -37,7 +37,6 @@ class _Limit:
 _WITH_FOCUS = (
     _Limit('device_type', '--device', ('cuda', 'cpu'), 'there are no kernels for other devices'),
     _Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache takes no scattered rows of a block'),
-    _Limit('tp', '--tp', (1,), 'importance is not yet summed over the ranks of tensor parallelism'),
     _Limit('dp', '--dp', (1,), 'ranks would keep different numbers of rows'),
     _Limit('ep', '--ep', (1,), 'ranks would keep different numbers of rows'),
     _Limit('enable_microbatch', '--enable-microbatch', (False,), 'a step is not split after its rows were chosen'),
@@ -79,9 +78,8 @@ def check_combination(values: Mapping[str, Any]) -> None:
         return
     for limit in _WITH_FOCUS:
         limit.check(values, FOCUS_ON)
-    if values['focus_deterministic']:
-        option = OPTION['focus_deterministic']
-        raise ValueError(f'{option.flag} ({option.field}) is True, which is not available yet; it must be off')
+    if values['tp'] < 1:
+        raise ValueError(f'--tp (tp) is {values["tp"]}; it must be at least 1')
     if 'memory_model_path' in (values['hf_overrides'] or {}):
         raise ValueError(f'--hf-overrides (hf_overrides) has memory_model_path; with {FOCUS_ON} it must not: '
                          'MemDecode mixes the logits of whole blocks')
@@ -112,6 +110,7 @@ def admit(model_path: str, config: FocusEngineConfig, trust_remote_code: bool = 
     if overridden.get('use_sliding_window') and overridden.get('sliding_window'):
         raise ValueError(f'sliding_window of {model_path} is {overridden["sliding_window"]!r} and in use; with '
                          f'{FOCUS_ON} use_sliding_window must be false')
+    _check_ranks(model_path, overridden, config.tp)
     length = resolve_block_length(model_path, config)
     source = 'checkpoint' if config.dllm_block_length is None else 'option'
     _check_block_length(length, source, vars(config))
@@ -176,6 +175,13 @@ def _check_architecture(model_path: str, checkpoint: Mapping[str, Any]) -> None:
     kind = 'is not supported yet' if model_type in LATER_MODELS else 'is not a block-diffusion model'
     raise ValueError(f'{FOCUS_ON} (focus) is on, but {architecture} (model_type {model_type!r}) of {model_path} '
                      f'{kind}; the model must be {" or ".join(FOCUS_MODELS.values())}')
+
+
+def _check_ranks(model_path: str, checkpoint: Mapping[str, Any], ranks: int) -> None:
+    heads = checkpoint.get('num_key_value_heads')
+    if isinstance(heads, int) and heads % ranks:
+        raise ValueError(f'--tp (tp) is {ranks}; with {FOCUS_ON} it must divide num_key_value_heads of {model_path}, '
+                         f'{heads}: every rank ranks masked tokens by key heads of its own')
 
 
 def _check_mask_token(model_path: str, checkpoint: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ OPTIONS = (
            'progress', 'the keys of the block that a row attends to: up to the rightmost ever run, or in this step'),
     Option('focus_commit', '--focus-commit', Literal['uncached', 'full'], 'uncached or full', 'uncached',
            'rows of a finished block that are run again for its final KV'),
-    Option('focus_deterministic', '--focus-deterministic', bool, 'off (on is not available yet)', 'off',
+    Option('focus_deterministic', '--focus-deterministic', bool, 'on or off', 'off',
            'row-invariant arithmetic: company in the batch never changes what is kept'),
     Option('device_type', '--device', Literal['cuda', 'ascend', 'maca', 'camb', 'cpu'],
            'cuda, ascend, maca, camb or cpu', 'cuda', 'where to run; cpu means the PyTorch engine', stock=True),

@@ -1,6 +1,8 @@
 """What a request may ask for with focus on; anything else is refused, never answered wrongly."""
 from typing import Any
 
+from .stages.view import STOP_WORDS
+
 _UNSUPPORTED = {
     'logprobs': 'log probabilities: a block is denoised in any order, and LMDeploy reports them per step',
     'response_format': 'grammars: they read from left to right, a block does not',
@@ -19,6 +21,10 @@ def refuse_unsupported(gen_config: Any) -> None:
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
     if gen_config.max_new_tokens == 0:
         return  # scoring a prompt decodes nothing
+    words = gen_config.stop_token_ids or []
+    if len(words) > STOP_WORDS:
+        raise RequestError(ErrorCode.UNSUPPORTED_FEATURE,
+                           f'stop_token_ids of {len(words)} tokens is not supported with focus: at most {STOP_WORDS}.')
     for name, what in _UNSUPPORTED.items():
         value = getattr(gen_config, name)
         if value:

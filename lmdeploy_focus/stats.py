@@ -16,6 +16,7 @@ COUNTERS = {
     'prefix_rows': 'Rows that entered decode steps and commits (layers 0 and 1)',
     'suffix_rows': 'Rows left after eviction (the later layers)',
     'evicting_steps': 'Steps of a sequence that lost rows',
+    'deferred_steps': 'Steps that a sequence sat out for want of room in the batch',
     'blocks': 'Blocks decoded',
 }
 
@@ -43,17 +44,22 @@ def observe(scheduler: Any, outputs: Any, running: list[Any], decoding: bool) ->
     after = np.asarray(extra.dllm_mask).reshape(len(running), -1)
     length = after.shape[1]
     # stock has no such fields: each of its steps runs whole blocks
-    prefix, suffix, evicting = (getattr(extra, name, None) for name in ('prefix_rows', 'suffix_rows', 'evicting'))
+    names = ('prefix_rows', 'suffix_rows', 'decoded', 'evicting', 'ran')
+    figures = {name: getattr(extra, name, None) for name in names}
     total = _counters.setdefault(scheduler, Counter())
     for row, sequence in enumerate(running):
         if sequence.status != MessageStatus.RUNNING:
             continue
         masked = int((sequence.dllm_mask == MASKED).sum())
-        total['steps'] += masked > 0
-        total['decoded_tokens'] += masked - int((after[row] == MASKED).sum())
-        total['prefix_rows'] += length if prefix is None else int(prefix[row])
-        total['suffix_rows'] += length if suffix is None else int(suffix[row])
-        total['evicting_steps'] += 0 if evicting is None else int(evicting[row])
+        step = {name: int(value[row]) for name, value in figures.items() if value is not None} or {
+            'prefix_rows': length, 'suffix_rows': length, 'decoded': masked - int((after[row] == MASKED).sum()),
+            'evicting': 0, 'ran': 1}
+        total['steps'] += bool(step['ran']) and masked > 0
+        total['decoded_tokens'] += step['decoded']
+        total['prefix_rows'] += step['prefix_rows']
+        total['suffix_rows'] += step['suffix_rows']
+        total['evicting_steps'] += step['evicting']
+        total['deferred_steps'] += not step['ran']
         total['blocks'] += masked > 0 and bool((after[row] == UNMASKED).all())
 
 

@@ -45,6 +45,20 @@ ROWS: tuple[Patch, ...] = (
                 'sha256:c6e081e47f42a9f65e1f811b257c6507e32a599bcc78d99aea2b463ba0eb8541',
             f'{_AGENT}._async_step':
                 'sha256:03b3ed9babb0425718502ae3b94ee501efba9a92955eea8d6363e009301fb574',
+            f'{_AGENT}._get_inputs_from_delta':
+                'sha256:f5b316e88a38ab6c418225e71d8b8a52bf902aaef4ddbb622a33e34708642d8f',
+            f'{_AGENT}._step_postprocess_without_output':
+                'sha256:ae23919b7fdd0a74d5ced5601daa1e868fab72211c6d4ca70ae91a8e089d3fce',
+            f'{_AGENT}._init_runtime_state':
+                'sha256:22f46299d49789c68738015c6af4970e1fb31838a38ca13da49426e9eacc33cd',
+            f'{_AGENT}.reset_runtime_state':
+                'sha256:8d0cd15cff737e26c72e7c67633a5b9eca1a00410e47ec52882e6a8bc2dd4daf',
+            f'{_AGENT}.build_model':
+                'sha256:0a3b7aadb129dafcc6069ec10910f1e956fe7eb761222fdd358ca107d48b30b0',
+            'lmdeploy.pytorch.engine.model_agent.agent:BatchedOutputs':
+                'sha256:0491f7e0e722ed66abfff7761dc57359d953f69cb07e881aa12e866180dbd2a3',
+            'lmdeploy.pytorch.strategies.dllm.sequence:HistoryDLLMMask':
+                'sha256:d32877adab742e9318074e3d1d733ce4ecad513d7f8f43d5bc9f207a518dcae4',
             'lmdeploy.pytorch.engine.model_agent.agent:model_forward':
                 'sha256:590e0f33e5951eecd11142f365fafb9571ad37a4808a54e7cb5da49ca915d272',
             'lmdeploy.pytorch.engine.logits_process:FusedLogitsProcessor':
@@ -63,12 +77,6 @@ ROWS: tuple[Patch, ...] = (
                 'sha256:85a13961d74a57643c47a300ca91d3c4aa6a06da583675cc41053a0a9dac4dc1',
             'lmdeploy.pytorch.strategies.dllm.step_inputs:DLLMStepInputs':
                 'sha256:92143e4337b3026523abd971d30b69746c4bf54db42acbd1af105d0b5100beb5',
-            'lmdeploy.pytorch.strategies.dllm.step_inputs:_get_model_inputs_next_decoding':
-                'sha256:86b92b99326eab7141bbd944a96e5222cf53537c816012e7dd505a0cd80266bc',
-            'lmdeploy.pytorch.strategies.dllm.step_inputs:_reindex_model_inputs_dllm':
-                'sha256:31b021abe2f823bb377d768f75a82eede5e3cfbdf25268e7ddfb14b105821aef',
-            'lmdeploy.pytorch.strategies.dllm.step_inputs:_update_dllm':
-                'sha256:c25eee82e4b835c21873e04d786980b459d4d4e78cda2ec90d3c3f23f324b081',
             'lmdeploy.pytorch.models.sdar:SDARAttention':
                 'sha256:5eb29d09e358ee76b6ebcfa207c5559f02fe6da7c2e123bc36ee9d28c5734e99',
             'lmdeploy.pytorch.models.sdar:SDARDecoderLayer':

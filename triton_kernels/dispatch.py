@@ -1,29 +1,22 @@
 """Which implementation of the kernels runs: Triton on a GPU, the torch twins elsewhere."""
-from types import ModuleType, SimpleNamespace
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
-NAMES = ('importance_partial', 'plan', 'ragged_attention', 'kv_fill', 'norm_rope_fill', 'greedy_head')
+# Functions of a decode step, by the module that has them; the twin's module is `reference_` and the same name.
+MODULES = {'enter': ('enter', ), 'importance': ('importance_partial', ), 'plan': ('plan', ), 'compact': ('compact', ),
+           'norm_rope_fill': ('norm_rope_fill', ), 'attention_work': ('attention_work', ),
+           'ragged_attention': ('ragged_attention', ),
+           'greedy_head': ('greedy_head', ), 'sampled_head': ('sampled_head', ), 'settle': ('settle', )}
+# twins that stand in `reference` itself
+_SHARED = {'importance': 'reference'}
 
 
 def kernels_for(device_type: str) -> Any:
-    """The functions of NAMES for tensors on 'cuda' or 'cpu', as attributes."""
-    modules = _triton() if device_type == 'cuda' else _twins()
-    return SimpleNamespace(**{name: getattr(module, name) for name, module in modules.items()})
-
-
-def _triton() -> dict[str, ModuleType]:
-    from . import greedy_head, importance, kv_fill, norm_rope_fill, plan, ragged_attention
-    return dict(zip(NAMES, (importance, plan, ragged_attention, kv_fill, norm_rope_fill, greedy_head), strict=True))
-
-
-def _twins() -> dict[str, ModuleType]:
-    from . import (
-        reference,
-        reference_greedy_head,
-        reference_kv_fill,
-        reference_norm_rope_fill,
-        reference_plan,
-        reference_ragged_attention,
-    )
-    return dict(zip(NAMES, (reference, reference_plan, reference_ragged_attention, reference_kv_fill,
-                            reference_norm_rope_fill, reference_greedy_head), strict=True))
+    """The functions of MODULES for tensors on 'cuda' or 'cpu', as attributes."""
+    functions = {}
+    for name, members in MODULES.items():
+        module = name if device_type == 'cuda' else _SHARED.get(name, f'reference_{name}')
+        source = import_module(f'{__package__}.{module}')
+        functions |= {member: getattr(source, member) for member in members}
+    return SimpleNamespace(**functions)

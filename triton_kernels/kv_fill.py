@@ -1,4 +1,4 @@
-"""Writing the keys and values of scattered rows into the paged cache; twin: `reference.kv_fill`."""
+"""Writing the keys and values of scattered rows into the paged cache; twin: `reference_kv_fill.kv_fill`."""
 import torch
 import triton
 import triton.language as tl

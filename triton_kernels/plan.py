@@ -1,7 +1,8 @@
 """From importance to the suffix in two launches; twin: `reference_plan.plan` (FOCUS, section 3.3 and 3.4, eq. 5).
 
 The first decides, one program a sequence, on lanes that are block positions. The second, one program a sequence again,
-knows how many rows each sequence keeps and gives every row its place; no program waits for another.
+knows how many rows each sequence wants to keep: it drops those of sequences that do not fit and gives every other row
+its place; no program waits for another.
 """
 import torch
 import triton
@@ -9,13 +10,32 @@ import triton.language as tl
 from torch import Tensor
 
 from ._arguments import expect
-from .reference_plan import Plan
+from ._rows import (
+    ALIVE,
+    ALPHA,
+    CHUNK,
+    DECODED,
+    HISTORY,
+    MASKED,
+    PENDING,
+    PROGRESS,
+    STEPS,
+    UNCACHED,
+    admitted,
+    expect_rows,
+    expect_state,
+    expect_visible,
+    lanes,
+    list_rows,
+    ones,
+    store_starts,
+    tell,
+)
+from .layout import Pace, Plan, Rows
 
-__all__ = ['Plan', 'plan']
+__all__ = ['plan']
 
 _RANKINGS = {'top': 0, 'bottom': 1, 'random': 2}
-# counts that a program adds up at a time; one pass for every batch that serving sees
-COUNTS = 512
 
 
 @triton.jit
@@ -37,16 +57,30 @@ def _budget(count, decoded, steps, alpha):
 
 
 @triton.jit
-def _keep_kernel(first, second, entering, masked, history, progress, decoded, steps, alpha, keep, kept, counts, kv_len,
-                 rightmost, KV_HEADS: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
-                 RANKING: tl.constexpr, FIXED: tl.constexpr, SEQUENTIAL: tl.constexpr, REFERENCE: tl.constexpr):
-    """Which positions of a sequence stay, how many, and the keys that they see."""
+def _keep_kernel(first, second, table, stride, entered_current, entered_pending, keep, kept, pending_of, rightmost,
+                 candidates, counts, KV_HEADS: tl.constexpr, LENGTH: tl.constexpr, FULL: tl.constexpr,
+                 BLOCK: tl.constexpr, RANKING: tl.constexpr, FIXED: tl.constexpr, SEQUENTIAL: tl.constexpr):
+    """Which positions of a sequence should stay, and counts [3, S]: its rows, those to be sampled, whether it waits.
+
+    What the plan says of a sequence that did not enter is all written here.
+    """
     sequence, sequences = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    row = table + sequence * stride + 2 * LENGTH
     place = tl.arange(0, BLOCK).to(tl.int64)
     inside = place < LENGTH
-    entered = tl.load(entering + sequence)
-    waiting = tl.load(masked + sequence) & entered
-    past, done = tl.load(history + sequence), tl.load(progress + sequence)
+    entered, pending = tl.load(entered_current + sequence), tl.load(entered_pending + sequence)
+    tl.store(pending_of + sequence, pending)
+    if (entered | pending) == 0:
+        ready = (tl.load(row + UNCACHED) | tl.load(row + PENDING)) & FULL
+        tl.store(kept + sequence, entered)
+        tl.store(rightmost + sequence, entered - 1)
+        tl.store(counts + sequence, 0)
+        tl.store(counts + sequences + sequence, 0)
+        tl.store(counts + 2 * sequences + sequence, ((tl.load(row + ALIVE) != 0) & (ready != 0)).to(tl.int32))
+        tl.store(candidates + sequence * LENGTH + place, -1, mask=inside)
+        return
+
+    waiting = tl.load(row + MASKED) & entered
     valid = (((waiting >> place) & 1) != 0) & inside
     count = tl.sum(valid.to(tl.int64), 0)
     nth = tl.cumsum(valid.to(tl.int32), 0) - 1
@@ -61,10 +95,11 @@ def _keep_kernel(first, second, entering, masked, history, progress, decoded, st
     if RANKING == 1:
         delta = -delta
     if RANKING == 2:
-        delta = _noise(past, place, count)
+        delta = _noise(tl.load(row + HISTORY), place, count)
     budget = tl.minimum(count, keep)
     if not FIXED:
-        budget = _budget(count, tl.load(decoded + sequence), tl.load(steps + sequence), tl.load(alpha + sequence))
+        alpha = tl.load(row + ALPHA).to(tl.float64, bitcast=True)
+        budget = _budget(count, tl.load(row + DECODED), tl.load(row + STEPS), alpha)
 
     ranked = tl.where(valid, delta, float('-inf'))
     better = (ranked[None, :] > ranked[:, None]) | ((ranked[None, :] == ranked[:, None])
@@ -85,160 +120,166 @@ def _keep_kernel(first, second, entering, masked, history, progress, decoded, st
         # the sign that the shift copies is position 63's own bit
         stays = base | (((((bits >> 1) & waiting) >> place) & 1) != 0) & valid
     right = tl.max(tl.where(stays, place, -1), 0)
-    stays = stays | (valid & (place < right) & (place > done))
+    stays = stays | (valid & (place < right) & (place > tl.load(row + PROGRESS)))
     # K is at least 1 and all of at most K tokens rank within it: neither case needs a rule of its own
     stays = stays | (valid & (nth < SEQUENTIAL))
     stays = stays | ((((entered & ~waiting) >> place) & 1) != 0) & inside
 
-    number = tl.sum(stays.to(tl.int32), 0)
-    right = tl.max(tl.where(stays, place, -1), 0)
-    last = right if REFERENCE else tl.maximum(right, done)
     tl.store(kept + sequence, tl.sum(stays.to(tl.int64) << place, 0))
-    tl.store(counts + sequence, number)
+    tl.store(rightmost + sequence, tl.max(tl.where(stays, place, -1), 0))
+    tl.store(counts + sequence, tl.sum(stays.to(tl.int32), 0) + ones(pending))
     tl.store(counts + sequences + sequence, tl.sum((stays & valid).to(tl.int32), 0))
-    tl.store(rightmost + sequence, right)
-    tl.store(kv_len + sequence, tl.where(number > 0, past + last + 1, 0))
+    tl.store(counts + 2 * sequences + sequence, 0)
 
 
 @triton.jit
-def _totals(counts, sequence, sequences, COUNTS: tl.constexpr):
-    """Sum of the counts before a sequence, and of all."""
-    before = tl.zeros([], tl.int32)
-    total = tl.zeros([], tl.int32)
-    for start in range(0, sequences, COUNTS):
-        index = start + tl.arange(0, COUNTS)
-        number = tl.load(counts + index, mask=index < sequences, other=0)
-        before += tl.sum(tl.where(index < sequence, number, 0), 0)
-        total += tl.sum(number, 0)
-    return before.to(tl.int64), total.to(tl.int64)
+def _clean(clean, number, samples, row_limit, sampled_limit, sequence_of, position_of, position_ids, input_ids, pages,
+           offsets, visible, source, sampled, sampled_sequence, sampled_position, CHUNK: tl.constexpr):
+    """What a longer step may have left behind the rows, and behind those to be sampled: one chunk of each."""
+    at = number + clean + tl.arange(0, CHUNK)
+    padding = at < row_limit
+    tl.store(sequence_of + at, 0, mask=padding)
+    tl.store(position_of + at, 0, mask=padding)
+    tl.store(position_ids + at, 0, mask=padding)
+    tl.store(input_ids + at, 0, mask=padding)
+    tl.store(pages + at, -1, mask=padding)
+    tl.store(offsets + at, 0, mask=padding)
+    tl.store(visible + at, 0, mask=padding)
+    tl.store(source + at, 0, mask=padding)
+    at = samples + clean + tl.arange(0, CHUNK)
+    padding = at < sampled_limit
+    tl.store(sampled + at, 0, mask=padding)
+    tl.store(sampled_sequence + at, 0, mask=padding)
+    tl.store(sampled_position + at, 0, mask=padding)
 
 
 @triton.jit
-def rows_kernel(kept, counts, entering, masked, q_start, history, page_table, page_size, pages_row, rows, sequence_of,
-                position_of, pages, offsets, waits, new_start, candidates, sampled, sampled_start, total, ids,
-                input_ids, position_ids, LENGTH: tl.constexpr, BLOCK: tl.constexpr, COUNTS: tl.constexpr,
-                ENTER: tl.constexpr):
-    """The rows of a sequence, each at its place; its L - n unused places lie beyond N and are marked.
+def _rows_kernel(table, stride, counts, limits, turn, totals, entered_current, entered_pending, entered_start,
+                 entered_position_ids, entered_input_ids, entered_pages, entered_offsets, start, sequence_of,
+                 position_of, position_ids, input_ids, pages, offsets, visible, current_of, pending_of, candidates,
+                 source, rightmost, sampled, sampled_sequence, sampled_position, sampled_start, sequences, capacity,
+                 sampled_capacity, LENGTH: tl.constexpr, LANES: tl.constexpr, SEQUENCES: tl.constexpr,
+                 CHUNK: tl.constexpr, REFERENCE: tl.constexpr):
+    """The rows of a sequence, each at its place; the programs beyond the sequences clean the padding."""
+    sequence = tl.program_id(0)
+    index = tl.arange(0, SEQUENCES)
+    known = index < sequences
+    if tl.load(counts + sequence, mask=sequence < sequences, other=1) == 0:
+        return
+    row_limit = tl.minimum(tl.load(limits + 1), capacity)
+    sampled_limit = tl.minimum(tl.load(limits + 2), sampled_capacity)
+    step = tl.load(turn)
+    rows = tl.load(counts + index, mask=known, other=0)
+    samples = tl.load(counts + sequences + index, mask=known, other=0)
+    first = (step % sequences).to(tl.int32)
+    fits = admitted(rows, index, first, row_limit) & admitted(samples, index, first, sampled_limit)
+    kept_rows, kept_samples = tl.where(fits, rows, 0), tl.where(fits, samples, 0)
+    if sequence >= sequences:
+        if sequence == sequences:
+            waits = tl.load(counts + 2 * sequences + index, mask=known, other=0)
+            store_starts(start, kept_rows, index, sequences)
+            store_starts(sampled_start, kept_samples, index, sequences)
+            tell(totals, step, 1, tl.sum(rows, 0))
+            tell(totals, step, 2, tl.sum(samples, 0))
+            tell(totals, step, 3, tl.sum(waits + ((rows > 0) & (fits == 0)).to(tl.int32), 0))
+        _clean((sequence - sequences) * CHUNK, tl.sum(kept_rows, 0), tl.sum(kept_samples, 0), row_limit, sampled_limit,
+               sequence_of, position_of, position_ids, input_ids, pages, offsets, visible, source, sampled,
+               sampled_sequence, sampled_position, CHUNK)
+        return
 
-    With ENTER these are the rows that enter the step: numbered by themselves, and with their tokens.
-    """
-    sequence, sequences = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    before, number = _totals(counts, sequence, sequences, COUNTS)
-    samples_before, samples = _totals(counts + sequences, sequence, sequences, COUNTS)
-    if sequence == 0:
-        tl.store(total, number.to(tl.int32))
-        tl.store(new_start + sequences, number)
-        tl.store(sampled_start + sequences, samples)
-    tl.store(new_start + sequence, before)
-    tl.store(sampled_start + sequence, samples_before)
-
-    place = tl.arange(0, BLOCK).to(tl.int64)
-    inside = place < LENGTH
-    bits, waiting, entered = tl.load(kept + sequence), tl.load(masked + sequence), tl.load(entering + sequence)
-    stays = (((bits >> place) & 1) != 0) & inside
-    chosen = ((((bits & waiting) >> place) & 1) != 0) & inside
-    nth = tl.cumsum(stays.to(tl.int64), 0) - 1
-    parent = tl.cumsum(((((entered >> place) & 1) != 0) & inside).to(tl.int64), 0) - 1
-    unused = sequence * LENGTH - before + place - nth - 1
-    at = tl.where(stays, before + nth, number + unused)
-    text = tl.load(history + sequence) + place
-    page = tl.load(page_table + sequence * pages_row + text // page_size, mask=stays, other=-1).to(tl.int64)
-    parent += before if ENTER else tl.load(q_start + sequence)
-    tl.store(rows + at, tl.where(stays, parent, -1), mask=inside)
-    tl.store(sequence_of + at, tl.where(stays, sequence, -1), mask=inside)
-    tl.store(position_of + at, tl.where(stays, place, -1), mask=inside)
-    tl.store(pages + at, page, mask=inside)
-    tl.store(offsets + at, tl.where(stays, text % page_size, -1), mask=inside)
-    tl.store(waits + at, chosen, mask=inside)
-    if ENTER:
-        token = tl.load(ids + sequence * LENGTH + place, mask=stays, other=0)
-        tl.store(input_ids + at, token, mask=inside)
-        tl.store(position_ids + at, tl.where(stays, text, 0), mask=inside)
-
-    own = tl.sum(chosen.to(tl.int64), 0)
-    nth = tl.cumsum(chosen.to(tl.int64), 0) - 1
-    row = tl.where(chosen, at, -1)
-    tl.store(candidates + sequence * LENGTH + tl.where(chosen, nth, own + place - nth - 1), row, mask=inside)
-    unused = sequence * LENGTH - samples_before + place - nth - 1
-    tl.store(sampled + tl.where(chosen, samples_before + nth, samples + unused), row, mask=inside)
+    own = sequence.to(tl.int64)
+    row = table + own * stride + 2 * LENGTH
+    entered, pending, kept = tl.load(entered_current + own), tl.load(entered_pending + own), tl.load(current_of + own)
+    if tl.sum((fits & (index == sequence)).to(tl.int32), 0) == 0:
+        kept, pending = kept * 0, pending * 0
+        tl.store(current_of + own, kept)
+        tl.store(pending_of + own, pending)
+        tl.store(rightmost + own, kept - 1)
+    lane = tl.arange(0, LANES)
+    position = lane - LENGTH
+    stays = lanes(pending, kept, lane, LENGTH)
+    chosen = lanes(pending * 0, kept & tl.load(row + MASKED), lane, LENGTH)
+    before = tl.sum(tl.where(index < sequence, kept_rows, 0), 0)
+    at = before + tl.cumsum(stays.to(tl.int32), 0) - 1
+    parent = tl.load(entered_start + own) + tl.cumsum(lanes(pending, entered, lane, LENGTH).to(tl.int64), 0) - 1
+    history = tl.load(row + HISTORY)
+    right = tl.max(tl.where(stays, position, -1), 0)
+    last = right if REFERENCE else tl.maximum(right, tl.load(row + PROGRESS))
+    tl.store(sequence_of + at, own, mask=stays)
+    tl.store(position_of + at, position.to(tl.int64), mask=stays)
+    tl.store(position_ids + at, tl.load(entered_position_ids + parent, mask=stays, other=0), mask=stays)
+    tl.store(input_ids + at, tl.load(entered_input_ids + parent, mask=stays, other=0), mask=stays)
+    tl.store(pages + at, tl.load(entered_pages + parent, mask=stays, other=0), mask=stays)
+    tl.store(offsets + at, tl.load(entered_offsets + parent, mask=stays, other=0), mask=stays)
+    tl.store(visible + at, tl.where(position < 0, history, history + last + 1), mask=stays)
+    tl.store(source + at, parent, mask=stays)
+    list_rows(candidates + own * LENGTH, chosen, at, position, LENGTH)
+    samples_before = tl.sum(tl.where(index < sequence, kept_samples, 0), 0)
+    sample = samples_before + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(sampled + sample, at.to(tl.int64), mask=chosen)
+    tl.store(sampled_sequence + sample, own, mask=chosen)
+    tl.store(sampled_position + sample, position.to(tl.int64), mask=chosen)
 
 
-def plan(first: Tensor, second: Tensor, entering: Tensor, masked: Tensor, q_start: Tensor, history: Tensor,
-         page_table: Tensor, page_size: int, progress: Tensor, decoded: Tensor, steps: Tensor, alpha: Tensor,
-         keep: int | None = None, selection: str = 'top', sequential: int = 0, kv_visible: str = 'progress',
-         out: Plan | None = None) -> Plan:
+def plan(first: Tensor, second: Tensor, table: Tensor, entered: Rows, pace: Pace, length: int, keep: int | None = None,
+         selection: str = 'top', sequential: int = 0, kv_visible: str = 'progress', out: Plan | None = None) -> Plan:
     """Budget, selection and compaction of a step (FOCUS, section 3.3 and 3.4, eq. 5).
 
-    Maps are [S] int64, one bit a block position, L at most 64. A sequence may be empty (all bits 0): a padded batch.
-    A sequence's kept set depends on its own values alone.
+    Decided tokens and the rows of finished blocks always stay. Sequences that do not fit wait, as in `enter`. What a
+    sequence keeps depends on its own values alone.
 
     Args:
-        first, second: [S, Hkv, L] float32, partial importance in layers 0 and 1 of the j-th masked token.
-        entering: map of the positions that entered the step.
-        masked: map of the positions that wait for their token; those that did not enter are left out.
-        q_start: [S + 1] int64, first entered row of each sequence.
-        history: [S] int64, tokens before the block.
-        page_table: [S, P] int64 or int32.
-        page_size: G.
-        progress, decoded, steps: [S] int64, of the state before the step.
-        alpha: [S] float64, factor of the budget, at least 1.
+        first, second: [S, Hkv, L] float32, partial importance in layers 0 and 1 of the j-th masked token that entered.
+        table: [S, state_width(L)] int64, the state that `enter` saw; rows contiguous, any distance apart.
+        entered: the rows of `enter`.
+        pace: limits and turn of the step; its totals are told how many rows wanted to be kept, how many to be sampled
+            and how many sequences wait, since `enter` or from here on. Never more rows stay than `out` has room for.
+        length: L, at most 64.
         keep: a fixed budget instead of alpha's, which also leaves out the paper's two rules on the ranking.
         selection: 'top' is the paper's; 'bottom' and 'random' are its ablations.
         sequential: the next this many masked positions are always kept (sequential unmasking).
         kv_visible: 'progress' or 'reference'.
-        out: where to write, of `Plan.empty`, apart from all other arguments; its `total` may be pinned host memory.
+        out: where to write, apart from all other arguments; None makes room for as many rows as `entered` has.
 
     Raises:
         ValueError: an argument that the kernels cannot take, or an unknown option.
     """
-    sequences, kv_heads, length = first.shape
-    _validate(first, second, sequences, length, page_table, page_size, keep, selection, sequential, kv_visible)
-    expect('q_start', q_start, (sequences + 1,), torch.int64)
-    expect('alpha', alpha, (sequences,), torch.float64)
-    for name, tensor in {'entering': entering, 'masked': masked, 'history': history, 'progress': progress,
-                         'decoded': decoded, 'steps': steps}.items():
-        expect(name, tensor, (sequences,), torch.int64)
+    expect_state(table, length, pace)
+    sequences = table.size(0)
+    expect_rows('entered', entered, sequences, length)
+    for name, partial in {'first': first, 'second': second}.items():
+        if partial.ndim != 3:
+            raise ValueError(f'{name} is {tuple(partial.shape)}: the kernel takes [S, Hkv, L]')
+        expect(name, partial, (sequences, first.size(1), length), torch.float32)
+    _expect_options(keep, selection, sequential, kv_visible)
     if out is None:
-        out = Plan.empty(sequences, length, first.device)
-    elif out.candidates.shape != (sequences, length):
-        raise ValueError(f'out is a plan of {tuple(out.candidates.shape)}: this one is of {(sequences, length)}')
-    if not sequences:
-        for name in ('q_start', 'sampled_start', 'total'):
-            getattr(out, name).zero_()
-        return out
-    counts = torch.empty((2, sequences), dtype=torch.int32, device=first.device)
-    block = triton.next_power_of_2(length)
+        out = Plan.empty(sequences, length, entered.sequence.numel(), table.device)
+    expect_rows('out', out, sequences, length)
+    counts = torch.empty((3, sequences), dtype=torch.int32, device=table.device)
+    capacity, sampled_capacity = out.sequence.numel(), out.sampled.numel()
+    full = -1 if length == 64 else (1 << length) - 1
     _keep_kernel[(sequences,)](
-        first, second, entering, masked, history, progress, decoded, steps, alpha, length if keep is None else keep,
-        out.kept, counts, out.kv_len, out.rightmost, KV_HEADS=kv_heads, LENGTH=length, BLOCK=block,
-        RANKING=_RANKINGS[selection], FIXED=keep is not None, SEQUENTIAL=sequential,
-        REFERENCE=kv_visible == 'reference', num_warps=4 if length > 16 else 1)
-    rows_kernel[(sequences,)](
-        out.kept, counts, entering, masked, q_start, history, page_table, page_size, page_table.stride(0), out.rows,
-        out.sequence, out.position, out.pages, out.offsets, out.masked, out.q_start, out.candidates, out.sampled,
-        out.sampled_start, out.total, None, None, None, LENGTH=length, BLOCK=block, COUNTS=COUNTS, ENTER=False,
-        num_warps=2)
+        first, second, table, table.stride(0), entered.current, entered.pending, length if keep is None else keep,
+        out.current, out.pending, out.rightmost, out.candidates, counts, KV_HEADS=first.size(1),
+        LENGTH=length, FULL=full, BLOCK=triton.next_power_of_2(length), RANKING=_RANKINGS[selection],
+        FIXED=keep is not None, SEQUENTIAL=sequential, num_warps=4 if length > 16 else 1)
+    _rows_kernel[(sequences + max(1, triton.cdiv(max(capacity, sampled_capacity), CHUNK)),)](
+        table, table.stride(0), counts, pace.limits, pace.turn, pace.totals, entered.current, entered.pending,
+        entered.start, entered.position_ids, entered.input_ids, entered.pages, entered.offsets, out.start,
+        out.sequence, out.position, out.position_ids, out.input_ids, out.pages, out.offsets, out.visible, out.current,
+        out.pending, out.candidates, out.source, out.rightmost, out.sampled, out.sampled_sequence,
+        out.sampled_position, out.sampled_start, sequences, capacity, sampled_capacity, LENGTH=length,
+        LANES=triton.next_power_of_2(2 * length), SEQUENCES=triton.next_power_of_2(sequences), CHUNK=CHUNK,
+        REFERENCE=kv_visible == 'reference', num_warps=4)
     return out
 
 
-def _validate(first: Tensor, second: Tensor, sequences: int, length: int, page_table: Tensor, page_size: int,
-              keep: int | None, selection: str, sequential: int, kv_visible: str) -> None:
-    """Shapes of the tensors with more than one axis, and the options."""
-    if not 1 <= length <= 64:
-        raise ValueError(f'first.size(2)={length}: plan takes block lengths from 1 to 64')
-    for name, partial in {'first': first, 'second': second}.items():
-        expect(name, partial, (sequences, first.size(1), length), torch.float32)
-    if page_table.ndim != 2 or page_table.size(0) != sequences or page_table.stride(1) != 1 or (
-            page_table.dtype not in (torch.int32, torch.int64)):
-        raise ValueError(f'page_table {tuple(page_table.shape)} of {page_table.dtype}: plan takes [{sequences}, P] of '
-                         'int32 or int64, rows contiguous')
-    if page_size < 1:
-        raise ValueError(f'page_size={page_size}: at least 1')
+def _expect_options(keep: int | None, selection: str, sequential: int, kv_visible: str) -> None:
+    """Refuse options that do not exist."""
     if keep is not None and keep < 1:
         raise ValueError(f'keep={keep}: at least 1')
     if selection not in _RANKINGS:
         raise ValueError(f'selection={selection!r} is not one of {", ".join(_RANKINGS)}')
     if sequential < 0:
         raise ValueError(f'sequential={sequential}: at least 0')
-    if kv_visible not in ('progress', 'reference'):
-        raise ValueError(f'kv_visible={kv_visible!r} is not one of progress, reference')
+    expect_visible(kv_visible)

@@ -1,14 +1,15 @@
-"""Every kernel of the decode step in plain torch: oracle, CPU path and documentation.
+"""The paper's equations in plain torch: importance, budget, selection. Oracle, CPU path and documentation.
 
-A function here and the Triton kernel of the same name take the same arguments and return the same values; kernels
-are tested against these twins. Letters: S sequences, L block length, T rows that enter a step, N rows that are kept,
-H query heads, Hkv key/value heads, D head size, B pages of the KV cache, G tokens a page, P page-table columns.
+Every Triton kernel has such a twin, here or in `reference_` and its own name: the two take the same arguments and
+return the same values, and kernels are tested against their twins. Letters: S sequences, L block length, T rows that
+enter a step, N rows that are kept, H query heads, Hkv key/value heads, D head size, B pages of the KV cache, G tokens a
+page, P page-table columns.
 """
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ['budget', 'importance', 'importance_partial', 'kv_fill', 'ragged_attention', 'select']
+__all__ = ['budget', 'importance', 'importance_partial', 'select']
 
 # ceil(alpha * mean) is meant over the reals: a product such as 1.1 * 10 must not become 12 through its last bit. Sums
 # and counts are at most 64: for alphas of up to four decimals no true fraction is this close above an integer.
@@ -120,55 +121,3 @@ def select(delta: Tensor, positions: Tensor, budgets: Tensor, progress: Tensor, 
     rightmost = positions.masked_fill(~keep, -1).amax(1, keepdim=True)
     keep = keep | (valid & (positions < rightmost) & (positions > progress[:, None]))
     return torch.where(count > budgets[:, None], keep, valid)
-
-
-def kv_fill(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, pages: Tensor, offsets: Tensor) -> None:
-    """Write the keys and values of scattered rows into the paged cache, in place.
-
-    Args:
-        key, value: [N, Hkv, D].
-        key_cache, value_cache: [B, G, Hkv, D].
-        pages: [N] int64, page of each row.
-        offsets: [N] int64, slot within the page.
-    """
-    key_cache[pages, offsets] = key.to(key_cache.dtype)
-    value_cache[pages, offsets] = value.to(value_cache.dtype)
-
-
-def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, q_start: Tensor,
-                     kv_len: Tensor, max_q: int, max_kv: int, scale: float) -> Tensor:
-    """Attention of a ragged batch over the paged cache: every row of a sequence sees its keys [0, kv_len).
-
-    Args:
-        query: [N, H, D], the rows of a sequence are contiguous.
-        key_cache, value_cache: [B, G, Hkv, D].
-        page_table: [S, P] page of each G tokens of a sequence.
-        q_start: [S + 1] int64, first row of each sequence.
-        kv_len: [S] int64, visible keys.
-        max_q, max_kv: bounds of the rows and keys of a sequence.
-        scale: factor of the scores.
-
-    Returns:
-        [N, H, D] in the dtype of the query; accumulated in float32.
-    """
-    sequences, page_size = page_table.size(0), key_cache.size(1)
-    columns = -(-max_kv // page_size)
-    pages = page_table[:, :columns].long()
-    keys = key_cache[pages].flatten(1, 2)[:, :max_kv].float()
-    values = value_cache[pages].flatten(1, 2)[:, :max_kv].float()
-    lengths = q_start[1:] - q_start[:-1]
-    sequence = torch.repeat_interleave(torch.arange(sequences, device=query.device), lengths, output_size=query.size(0))
-    slot = torch.arange(query.size(0), device=query.device) - q_start[sequence]
-    padded = query.new_zeros((sequences, max_q, query.size(1), query.size(2)), dtype=torch.float32)
-    padded[sequence, slot] = query.float()
-    visible = torch.arange(keys.size(1), device=query.device)[None] < kv_len[:, None]
-    # hidden slots may hold anything, and a weight of zero does not undo a NaN
-    keys = keys.masked_fill(~visible[:, :, None, None], 0)
-    values = values.masked_fill(~visible[:, :, None, None], 0)
-    # the query heads of a group share one key head: fold them into the query axis instead of repeating the keys
-    groups = query.size(1) // keys.size(2)
-    folded = padded.unflatten(2, (keys.size(2), groups)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2),
-                                         attn_mask=visible[:, None, None, :], scale=scale)
-    out = out.unflatten(2, (max_q, groups)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    return out[sequence, slot].to(query.dtype)

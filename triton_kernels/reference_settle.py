@@ -1,140 +1,95 @@
-"""Twin of `settle`: from sampled tokens to the next step's inputs, in plain torch."""
-from dataclasses import dataclass, fields
+"""Twin of `settle`: from sampled tokens to the next step's state, in plain torch."""
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-__all__ = ['Blocks', 'Settled', 'settle']
+from .layout import Pace, Plan, Rows, report_columns, report_width, state_columns
 
-MASKED, UNMASKED, CACHED = 0, 1, 2
+__all__ = ['settle']
+
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass
-class Blocks:
-    """The blocks of S sequences between two steps. Maps are int64 with one bit a block position, L at most 64.
+def settle(table: Tensor, entered: Rows, plan: Plan, pace: Pace, tokens: Tensor, scores: Tensor, stop_words: Tensor,
+           mask_token: int, length: int, strategy: str = 'low_confidence_dynamic', tokens_per_step: int = 1,
+           cache: str = 'delayed-neighbour', full_commit: bool = False, report: Tensor | None = None) -> Tensor:
+    """Unmasking, delayed cache, stops and the next block (FOCUS, section 3.5), in place.
 
-    Attributes:
-        ids: [S, L] int64, the mask token where undecided.
-        masked, cached: [S] maps of the positions that are MASKED and CACHED; the others are UNMASKED.
-        uncached: [S] map of the positions that still enter a step.
-        progress, decoded, steps: [S] int64, see `stages.state.FocusState`.
-        history: [S] int64, tokens before the block.
-        appendable: [S] int64, tokens that may still be appended, counted from the start of the block.
-        random_offsets: [S] int64, place in each sequence's random stream.
-    """
-    ids: Tensor
-    masked: Tensor
-    cached: Tensor
-    uncached: Tensor
-    progress: Tensor
-    decoded: Tensor
-    steps: Tensor
-    history: Tensor
-    appendable: Tensor
-    random_offsets: Tensor
-
-    @classmethod
-    def empty(cls, sequences: int, length: int, device: torch.device | str) -> 'Blocks':
-        """Room for S blocks of L."""
-        return cls(**{f.name: torch.empty((sequences, length) if f.name == 'ids' else (sequences,), dtype=torch.int64,
-                                          device=device) for f in fields(cls)})
-
-
-@dataclass
-class Settled:
-    """What a step leaves.
-
-    Attributes:
-        next: the blocks before the next step.
-        ids: [S, L] int64, tokens after unmasking, before a new block replaces a committed one.
-        mask: [S, L] uint8, MASKED, UNMASKED or CACHED, likewise.
-        stopped: [S] bool, sequences that end with this step.
-        stop_pos: [S] int64, block position of the last token to emit.
-        newly: [S] int64, positions that this step decoded.
-        entered, kept: [S] int64, rows before and after eviction.
-    """
-    next: Blocks
-    ids: Tensor
-    mask: Tensor
-    stopped: Tensor
-    stop_pos: Tensor
-    newly: Tensor
-    entered: Tensor
-    kept: Tensor
-
-    @classmethod
-    def empty(cls, sequences: int, length: int, device: torch.device | str) -> 'Settled':
-        """Room for what a step of S blocks of L leaves."""
-        dtypes = {'mask': torch.uint8, 'stopped': torch.bool}
-        shapes = dict.fromkeys(('ids', 'mask'), (sequences, length))
-        return cls(next=Blocks.empty(sequences, length, device), **{
-            f.name: torch.empty(shapes.get(f.name, (sequences,)), dtype=dtypes.get(f.name, torch.int64), device=device)
-            for f in fields(cls) if f.name != 'next'})
-
-
-def settle(blocks: Blocks, entering: Tensor, kept: Tensor, sampled_start: Tensor, rightmost: Tensor, tokens: Tensor,
-           scores: Tensor, threshold: Tensor, output_start: Tensor, stop_words: Tensor | None, mask_token: int,
-           strategy: str = 'low_confidence_dynamic', tokens_per_step: int = 1, cache: str = 'delayed-neighbour',
-           out: Settled | None = None) -> Settled:
-    """Unmasking, commit, delayed cache, stops and the next block (FOCUS, section 3.5).
-
-    A sequence that entered no row, as in a padded batch, stays as it is.
+    A sequence stops as soon as its outcome is certain: a generated stop word, or the length cap, with nothing undecided
+    before it. Otherwise a block that is complete becomes the pending one at once. A sequence that does not run, because
+    it is not alive or has to wait, stays as it is, and its report tells its ids and masked positions alone.
 
     Args:
-        blocks: before the step.
-        entering, kept: [S] maps of the positions that entered the step and that ran all layers.
-        sampled_start: [S + 1] int64, first sampled row of each sequence: its kept masked positions, in order.
-        rightmost: [S] int64, largest kept position.
-        tokens: [R] int64 sampled tokens; R may be more than there are.
-        scores: [R] float32, their confidence; NaN ranks last.
-        threshold: [S] float32, of 'low_confidence_dynamic'.
-        output_start: [S] int64, text position of the first generated token.
-        stop_words: [S, W] int64, -1 beyond the end of a row's list; None without stop words.
+        table: [S, state_width(L)] int64, see `layout.FIELDS`; what it holds of a sequence that stops is only alive = 0.
+        entered, plan: of this step.
+        pace: its turn goes on by one.
+        tokens: [R'] int64 sampled tokens; R' may be more than there are.
+        scores: [R'] float32, their confidence; NaN ranks last.
+        stop_words: [S, W] int64, -1 beyond the end of a row's list, W at least 1.
         mask_token: what undecided positions hold.
+        length: L.
         strategy: 'low_confidence_dynamic', 'low_confidence_static' or 'sequential'.
         tokens_per_step: positions that the other two strategies decide.
         cache: 'delayed-neighbour', 'delayed' or 'off'.
-        out: where to write; its `next` may be `blocks`.
+        full_commit: a finished block is run once more as a whole.
+        report: [S, report_width(L)] int64, where to write.
+
+    Returns:
+        The report, see `layout.REPORT`: ids and masked are those before a next block begins, masked is 0 in a sequence
+        that stops; stop_pos is the block position of the last token to emit, negative where none of the block may be.
     """
-    length = blocks.ids.size(1)
-    place = torch.arange(length, device=blocks.ids.device)
-    waiting, held, ran = (((flags[:, None] >> place) & 1).bool() for flags in (blocks.masked, blocks.cached, kept))
-    live = entering != 0
-    accepted, proposed = _accept(waiting, ran & waiting, sampled_start, tokens, scores, threshold, strategy,
+    state = state_columns(table, length)
+    place = torch.arange(length, device=table.device)
+    whole = -1 if length == 64 else (1 << length) - 1
+    live = (state.alive != 0) & (plan.current != 0)
+
+    waiting = _lanes(state.masked, place)
+    candidate = _lanes(state.masked & plan.current, place) & live[:, None]
+    accepted, proposed = _accept(waiting, candidate, plan.sampled_start, tokens, scores, state.threshold, strategy,
                                  tokens_per_step)
-    commit = live & ~(waiting | held).any(1)
-    ids = torch.where(accepted, proposed, blocks.ids)
-    mask = torch.where(waiting & ~accepted, MASKED, torch.where(held | commit[:, None], CACHED, UNMASKED))
+    still = waiting & ~accepted
+    ids = torch.where(accepted, proposed, state.ids.masked_fill(still & live[:, None], mask_token))
+    undecided = torch.where(still, place, length).amin(1)
+    stopped, stop_pos = _stop(ids, undecided, state, stop_words)
+    stopped = stopped & live
+    rolls = live & ~stopped & (undecided == length)
     newly = accepted.sum(1)
 
-    remaining, stopped, stop_pos = _stop(ids, live & (mask == UNMASKED).all(1), blocks, output_start, stop_words)
-    stopped = stopped & live
     final = ~waiting
     if cache == 'delayed-neighbour':
         final = final & torch.cat([final[:, 1:], torch.ones_like(final[:, :1])], 1)
-    frozen = (final.long() << place).sum(1) if cache != 'off' else torch.zeros_like(kept)
-    again = live & (mask == CACHED).all(1)
-    blank = again[:, None] | ((mask == MASKED) & live[:, None])
+    uncached = state.uncached & whole
+    if cache != 'off':
+        uncached = uncached & ~_map(final, place)
+    masked = _map(still, place)
+    report = _report(report, live, ids, masked.masked_fill(stopped, 0), stopped, stop_pos, newly, entered, plan)
 
-    def renewed(value: Tensor, start: int) -> Tensor:
-        return torch.where(again, start, value)
+    after = {  # of a sequence that runs: in this block, and where the next one begins
+        'masked': (masked, whole), 'uncached': (uncached, whole),
+        'pending': (torch.zeros_like(masked), whole if full_commit or cache == 'off' else uncached),
+        'progress': (torch.maximum(state.progress, plan.rightmost), -1), 'decoded': (state.decoded + newly, 0),
+        'steps': (state.steps + (newly > 0), 0), 'history': (state.history, state.history + length),
+        'appendable': (state.appendable, state.appendable - length)}
+    for name, (here, there) in after.items():
+        column = getattr(state, name)
+        column.copy_(torch.where(live, torch.where(rolls, there, here), column))
+    state.pending_ids.copy_(torch.where(rolls[:, None], ids, state.pending_ids))
+    state.ids.copy_(ids.masked_fill(rolls[:, None], mask_token))
+    state.random_offset.add_(live)
+    state.alive.masked_fill_(stopped, 0)
+    pace.turn.add_(1)
+    return report
 
-    after = Blocks(
-        ids=torch.where(blank, mask_token, ids),
-        masked=(((mask == MASKED) | again[:, None]).long() << place).sum(1),
-        cached=(((mask == CACHED) & ~again[:, None]).long() << place).sum(1),
-        uncached=renewed(torch.where(live, blocks.uncached & ~frozen, blocks.uncached), -1),
-        progress=renewed(torch.where(live, torch.maximum(blocks.progress, rightmost), blocks.progress), -1),
-        decoded=renewed(blocks.decoded + newly, 0),
-        steps=renewed(blocks.steps + (newly > 0), 0),
-        history=blocks.history + again * length,
-        appendable=remaining,
-        random_offsets=blocks.random_offsets + live,
-    )
-    entered = ((entering[:, None] >> place) & 1).sum(1)
-    result = Settled(after, ids, mask.to(torch.uint8), stopped, stop_pos, newly, entered, ran.sum(1))
-    return result if out is None else _copy(result, out)
+
+def _lanes(bits: Tensor, place: Tensor) -> Tensor:
+    """Maps [S] as flags [S, L]."""
+    return ((bits[:, None] >> place) & 1).bool()
+
+
+def _map(flags: Tensor, place: Tensor) -> Tensor:
+    """The inverse of `_lanes`."""
+    return (flags.long() << place).sum(1)
 
 
 def _accept(waiting: Tensor, candidate: Tensor, sampled_start: Tensor, tokens: Tensor, scores: Tensor,
@@ -147,7 +102,8 @@ def _accept(waiting: Tensor, candidate: Tensor, sampled_start: Tensor, tokens: T
     score[candidate] = scores[at].nan_to_num(nan=-1.0, posinf=_LARGEST, neginf=-_LARGEST)
     if strategy == 'low_confidence_dynamic':
         best = torch.zeros_like(candidate).scatter(1, score.argmax(1, keepdim=True), True)
-        return candidate & (best | (score >= threshold[:, None])), proposed
+        # in float32, as where the threshold is a number: a confidence of just 0.7 reaches 0.7
+        return candidate & (best | (score >= threshold[:, None].float())), proposed
     if strategy == 'low_confidence_static':
         order = score.sort(dim=1, descending=True, stable=True).indices[:, :tokens_per_step]
         return candidate & torch.zeros_like(candidate).scatter(1, order, True), proposed
@@ -156,30 +112,36 @@ def _accept(waiting: Tensor, candidate: Tensor, sampled_start: Tensor, tokens: T
     raise ValueError(f'strategy={strategy!r} is not one of low_confidence_dynamic, low_confidence_static, sequential')
 
 
-def _stop(ids: Tensor, complete: Tensor, blocks: Blocks, output_start: Tensor,
-          stop_words: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens that may still come, which sequences end, and their last position; the earlier of cap and stop word."""
+def _stop(ids: Tensor, undecided: Tensor, state: SimpleNamespace, stop_words: Tensor) -> tuple[Tensor, Tensor]:
+    """Which sequences end, and their last position: the earlier of stop word and cap, once nothing can precede it.
+
+    `undecided` [S] is the first position that still waits, L if there is none. A mask token that is a stop word lies
+    there at the earliest, and ends nothing.
+    """
     length = ids.size(1)
     place = torch.arange(length, device=ids.device)
-    remaining = blocks.appendable - complete * length
-    stopped = remaining <= 0
-    stop_pos = length - 1 + remaining.clamp_max(0)
-    if stop_words is not None:
-        generated = blocks.history[:, None] + place >= output_start[:, None]
-        hit = (ids[:, :, None] == stop_words[:, None, :]).any(-1) & generated
-        first = torch.where(hit, place, length).amin(1)
-        ends = complete & (first < length)
-        stop_pos = torch.where(ends, torch.minimum(stop_pos, first), stop_pos)
-        stopped = stopped | ends
-        remaining = torch.where(ends, remaining.clamp_max(0), remaining)
-    return remaining, stopped, stop_pos
+    generated = state.history[:, None] + place >= state.output_start[:, None]
+    hit = (ids[:, :, None] == stop_words[:, None, :]).any(-1) & generated
+    first = torch.where(hit, place, length).amin(1)
+    word = first < undecided
+    cap = state.appendable <= undecided
+    stop_pos = torch.minimum(torch.where(word, first, length - 1), torch.where(cap, state.appendable - 1, length - 1))
+    return word | cap, stop_pos
 
 
-def _copy(result: Settled, out: Settled) -> Settled:
-    """The values of `result` in the tensors of `out`."""
-    for f in fields(Blocks):
-        getattr(out.next, f.name).copy_(getattr(result.next, f.name))
-    for f in fields(Settled):
-        if f.name != 'next':
-            getattr(out, f.name).copy_(getattr(result, f.name))
-    return out
+def _report(report: Tensor | None, live: Tensor, ids: Tensor, masked: Tensor, stopped: Tensor, stop_pos: Tensor,
+            newly: Tensor, entered: Rows, plan: Plan) -> Tensor:
+    """Write a step's report, [S, report_width(L)]."""
+    sequences, length = ids.shape
+    if report is None:
+        report = ids.new_empty((sequences, report_width(length)))
+    place = torch.arange(length, device=ids.device)
+    rows, kept = ((_lanes(part.current, place).sum(1) + _lanes(part.pending, place).sum(1)) for part in (entered, plan))
+    told = report_columns(report, length)
+    told.ids.copy_(ids)
+    told.masked.copy_(masked)
+    values = {'stopped': stopped, 'stop_pos': stop_pos, 'newly': newly, 'entered': rows, 'kept': kept,
+              'evicted': kept < rows, 'ran': live}
+    for name, value in values.items():
+        getattr(told, name).copy_(value * live)
+    return report

@@ -1,16 +1,25 @@
-"""From sampled tokens to the next step's inputs in one launch; twin: `reference_settle.settle` (FOCUS, section 3.5)."""
+"""From sampled tokens to the next step's state in one launch; twin: `reference_settle.settle` (FOCUS, section 3.5)."""
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ._arguments import expect
-from .reference_settle import Blocks, Settled
+from .layout import FIELDS, REPORT, Pace, Plan, Rows, report_width, state_width
 
-__all__ = ['Blocks', 'Settled', 'settle']
+__all__ = ['settle']
 
 _STRATEGIES = {'low_confidence_dynamic': 0, 'low_confidence_static': 1, 'sequential': 2}
 _CACHES = {'delayed-neighbour': 0, 'delayed': 1, 'off': 2}
+# columns of a state row behind its ids, and of a report behind its
+_MASKED, _UNCACHED, _PENDING, _PROGRESS, _DECODED, _STEPS = (
+    tl.constexpr(FIELDS.index(name)) for name in ('masked', 'uncached', 'pending', 'progress', 'decoded', 'steps'))
+_HISTORY, _APPENDABLE, _RANDOM, _START, _ALIVE, _THRESHOLD = (
+    tl.constexpr(FIELDS.index(name))
+    for name in ('history', 'appendable', 'random_offset', 'output_start', 'alive', 'threshold'))
+_TOLD_MASKED, _TOLD_STOPPED, _TOLD_STOP_POS, _TOLD_NEWLY, _TOLD_ENTERED, _TOLD_KEPT, _TOLD_EVICTED, _TOLD_RAN = (
+    tl.constexpr(REPORT.index(name))
+    for name in ('masked', 'stopped', 'stop_pos', 'newly', 'entered', 'kept', 'evicted', 'ran'))
 
 
 @triton.jit
@@ -23,6 +32,18 @@ def _lanes(bits, place, inside):
 def _map(flags, place):
     """The inverse of `_lanes`."""
     return tl.sum(flags.to(tl.int64) << place, 0)
+
+
+@triton.jit
+def _first(flags, place, LENGTH: tl.constexpr):
+    """The smallest position with a flag, L if there is none."""
+    return tl.min(tl.where(flags, place, LENGTH), 0)
+
+
+@triton.jit
+def _count(current, pending, place, inside):
+    """Rows of a sequence: bits of two maps."""
+    return tl.sum(_lanes(current, place, inside).to(tl.int64) + _lanes(pending, place, inside).to(tl.int64), 0)
 
 
 @triton.jit
@@ -45,152 +66,158 @@ def _accept(waiting, candidate, score, place, threshold, PER_STEP: tl.constexpr,
 
 
 @triton.jit
-def _first_stop(ids, text, inside, place, output_start, words, width, LENGTH: tl.constexpr):
-    """Block position of the first stop word among the generated tokens, L if there is none."""
-    hit = place < 0
-    for column in range(width):
-        hit = hit | (ids == tl.load(words + column))
-    return tl.min(tl.where(hit & inside & (text >= output_start), place, LENGTH), 0)
-
-
-@triton.jit
-def _settle_kernel(ids, masked, cached, uncached, progress, decoded, steps, history, appendable, random_offsets,
-                   entering, kept, sampled_start, rightmost, tokens, scores, threshold, output_start, stop_words, width,
-                   mask_token, next_ids, next_masked, next_cached, next_uncached, next_progress, next_decoded,
-                   next_steps, next_history, next_appendable, next_offsets, out_ids, out_mask, out_stopped,
-                   out_stop_pos, out_newly, out_entered, out_kept, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
-                   STRATEGY: tl.constexpr, PER_STEP: tl.constexpr, CACHE: tl.constexpr, WORDS: tl.constexpr):
-    """One program a sequence. All loads come before the barrier and all stores after it: `next` may be the input."""
+def _settle_kernel(table, entered_current, entered_pending, current, pending, rightmost, sampled_start, turn, tokens,
+                   scores, stop_words, mask_token, report, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
+                   WIDTH: tl.constexpr, WORDS: tl.constexpr, STATE: tl.constexpr, REPORT_WIDTH: tl.constexpr,
+                   STRATEGY: tl.constexpr, PER_STEP: tl.constexpr, CACHE: tl.constexpr, FULL_COMMIT: tl.constexpr):
+    """One program a sequence. All loads of its row come before the barrier and all stores after it."""
     sequence = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK).to(tl.int64)
     inside = place < LENGTH
-    block = sequence * LENGTH + place
-    old_ids = tl.load(ids + block, mask=inside, other=0)
-    entered, ran, waits = tl.load(entering + sequence), tl.load(kept + sequence), tl.load(masked + sequence)
-    waiting = _lanes(waits, place, inside)
-    held = _lanes(tl.load(cached + sequence), place, inside)
-    live = entered != 0
+    row = table + sequence * STATE
+    field = row + 2 * LENGTH
+    old_ids = tl.load(row + place, mask=inside, other=0)
+    ran, bits = tl.load(current + sequence), tl.load(field + _MASKED)
+    live = (ran != 0) & (tl.load(field + _ALIVE) != 0)
+    waiting = _lanes(bits, place, inside)
 
-    candidate = _lanes(ran & waits, place, inside)
+    candidate = _lanes(ran & bits, place, inside) & live
     at = tl.load(sampled_start + sequence) + tl.cumsum(candidate.to(tl.int64), 0) - 1
     score = tl.load(scores + at, mask=candidate, other=0.0)
-    accepted = _accept(waiting, candidate, score, place, tl.load(threshold + sequence), PER_STEP, STRATEGY)
-    new_ids = tl.where(accepted, tl.load(tokens + at, mask=accepted, other=0), old_ids)
-    commit = live & (tl.sum((waiting | held).to(tl.int32), 0) == 0)
+    token = tl.load(tokens + at, mask=candidate, other=0)
+    threshold = tl.load(field + _THRESHOLD).to(tl.float64, bitcast=True).to(tl.float32)
+    accepted = _accept(waiting, candidate, score, place, threshold, PER_STEP, STRATEGY)
     still = waiting & (accepted == 0)
-    held = (held | commit) & inside
-    again = live & (tl.sum(held.to(tl.int32), 0) == LENGTH)
+    ids = tl.where(accepted, token, tl.where(still & live, mask_token, old_ids))
+    undecided = _first(still, place, LENGTH)
     newly = tl.sum(accepted.to(tl.int64), 0)
 
-    complete = live & (tl.sum((still | held).to(tl.int32), 0) == 0)
-    past = tl.load(history + sequence)
-    remaining = tl.load(appendable + sequence) - tl.where(complete, LENGTH, 0)
-    stopped = remaining <= 0
-    stop_pos = LENGTH - 1 + tl.minimum(remaining, 0)
-    if WORDS:
-        first = _first_stop(new_ids, past + place, inside, place, tl.load(output_start + sequence),
-                            stop_words + sequence * width, width, LENGTH)
-        ends = complete & (first < LENGTH)
-        stop_pos = tl.where(ends, tl.minimum(stop_pos, first), stop_pos)
-        stopped = stopped | ends
-        remaining = tl.where(ends, tl.minimum(remaining, 0), remaining)
+    past, allowed = tl.load(field + _HISTORY), tl.load(field + _APPENDABLE)
+    column = tl.arange(0, WORDS)
+    words = tl.load(stop_words + sequence * WIDTH + column, mask=column < WIDTH, other=-1)
+    hit = tl.sum((ids[:, None] == words[None, :]).to(tl.int32), 1) > 0
+    generated = past + place >= tl.load(field + _START)
+    first = _first(hit & generated & inside, place, LENGTH)
+    word = first < undecided
+    cap = allowed <= undecided
+    stop_pos = tl.minimum(tl.where(word, first, LENGTH - 1), tl.where(cap, allowed - 1, LENGTH - 1))
+    stopped = (word | cap) & live
+    rolls = live & (stopped == 0) & (undecided == LENGTH)
 
-    final = inside & (waiting == 0)
-    if CACHE == 0:  # two shifts: by 64 at once is undefined
-        final = final & ((place == LENGTH - 1) | ((((waits >> place) >> 1) & 1) == 0))
-    pending = tl.load(uncached + sequence)
+    whole = _map(inside, place)
+    uncached = tl.load(field + _UNCACHED) & whole
     if CACHE != 2:
-        pending = tl.where(live, pending & ~_map(final, place), pending)
-    done = tl.load(progress + sequence)
-    done = tl.where(live, tl.maximum(done, tl.load(rightmost + sequence)), done)
-    total, count = tl.load(decoded + sequence) + newly, tl.load(steps + sequence) + (newly > 0).to(tl.int64)
-    offset = tl.load(random_offsets + sequence) + live.to(tl.int64)
+        final = inside & (waiting == 0)
+        if CACHE == 0:  # two shifts: by 64 at once is undefined
+            final = final & ((place == LENGTH - 1) | ((((bits >> place) >> 1) & 1) == 0))
+        uncached = uncached & ~_map(final, place)
+    commit = whole if FULL_COMMIT or CACHE == 2 else uncached
+    progress = tl.maximum(tl.load(field + _PROGRESS), tl.load(rightmost + sequence))
+    decoded = tl.load(field + _DECODED) + newly
+    steps = tl.load(field + _STEPS) + (newly > 0).to(tl.int64)
+    offset = tl.load(field + _RANDOM)
+    wanted = _count(tl.load(entered_current + sequence), tl.load(entered_pending + sequence), place, inside)
+    kept = _count(ran, tl.load(pending + sequence), place, inside)
+    masked = _map(still, place)
     tl.debug_barrier()
 
-    tl.store(out_ids + block, new_ids, mask=inside)
-    tl.store(out_mask + block, tl.where(held, 2, tl.where(still, 0, 1)).to(tl.uint8), mask=inside)
-    tl.store(out_stopped + sequence, stopped & live)
-    tl.store(out_stop_pos + sequence, stop_pos)
-    tl.store(out_newly + sequence, newly)
-    tl.store(out_entered + sequence, tl.sum(_lanes(entered, place, inside).to(tl.int64), 0))
-    tl.store(out_kept + sequence, tl.sum(_lanes(ran, place, inside).to(tl.int64), 0))
-    tl.store(next_ids + block, tl.where(again | (still & live), mask_token, new_ids), mask=inside)
-    tl.store(next_masked + sequence, _map((still | again) & inside, place))
-    tl.store(next_cached + sequence, tl.where(again, 0, _map(held, place)))
-    tl.store(next_uncached + sequence, tl.where(again, -1, pending))
-    tl.store(next_progress + sequence, tl.where(again, -1, done))
-    tl.store(next_decoded + sequence, tl.where(again, 0, total))
-    tl.store(next_steps + sequence, tl.where(again, 0, count))
-    tl.store(next_history + sequence, past + tl.where(again, LENGTH, 0))
-    tl.store(next_appendable + sequence, remaining)
-    tl.store(next_offsets + sequence, offset)
+    tl.store(row + place, tl.where(rolls, mask_token, ids), mask=inside & live)
+    tl.store(row + LENGTH + place, ids, mask=inside & rolls)
+    tl.store(field + _MASKED, tl.where(rolls, whole, masked), mask=live)
+    tl.store(field + _UNCACHED, tl.where(rolls, whole, uncached), mask=live)
+    tl.store(field + _PENDING, tl.where(rolls, commit, 0), mask=live)
+    tl.store(field + _PROGRESS, tl.where(rolls, -1, progress), mask=live)
+    tl.store(field + _DECODED, tl.where(rolls, 0, decoded), mask=live)
+    tl.store(field + _STEPS, tl.where(rolls, 0, steps), mask=live)
+    tl.store(field + _HISTORY, past + LENGTH, mask=rolls)
+    tl.store(field + _APPENDABLE, allowed - LENGTH, mask=rolls)
+    tl.store(field + _RANDOM, offset + 1, mask=live)
+    tl.store(field + _ALIVE, 0, mask=stopped)
+
+    told = report + sequence * REPORT_WIDTH
+    ran_here = live.to(tl.int64)
+    tl.store(told + place, ids, mask=inside)
+    told += LENGTH
+    tl.store(told + _TOLD_MASKED, tl.where(stopped, 0, masked))
+    tl.store(told + _TOLD_STOPPED, stopped.to(tl.int64))
+    tl.store(told + _TOLD_STOP_POS, stop_pos * ran_here)
+    tl.store(told + _TOLD_NEWLY, newly)
+    tl.store(told + _TOLD_ENTERED, wanted * ran_here)
+    tl.store(told + _TOLD_KEPT, kept * ran_here)
+    tl.store(told + _TOLD_EVICTED, (live & (kept < wanted)).to(tl.int64))
+    tl.store(told + _TOLD_RAN, ran_here)
+    if sequence == 0:
+        tl.store(turn, tl.load(turn) + 1)
 
 
-def settle(blocks: Blocks, entering: Tensor, kept: Tensor, sampled_start: Tensor, rightmost: Tensor, tokens: Tensor,
-           scores: Tensor, threshold: Tensor, output_start: Tensor, stop_words: Tensor | None, mask_token: int,
-           strategy: str = 'low_confidence_dynamic', tokens_per_step: int = 1, cache: str = 'delayed-neighbour',
-           out: Settled | None = None) -> Settled:
-    """Unmasking, commit, delayed cache, stops and the next block (FOCUS, section 3.5).
+def settle(table: Tensor, entered: Rows, plan: Plan, pace: Pace, tokens: Tensor, scores: Tensor, stop_words: Tensor,
+           mask_token: int, length: int, strategy: str = 'low_confidence_dynamic', tokens_per_step: int = 1,
+           cache: str = 'delayed-neighbour', full_commit: bool = False, report: Tensor | None = None) -> Tensor:
+    """Unmasking, delayed cache, stops and the next block (FOCUS, section 3.5), in place.
 
-    A sequence that entered no row, as in a padded batch, stays as it is.
+    A sequence stops as soon as its outcome is certain: a generated stop word, or the length cap, with nothing undecided
+    before it. Otherwise a block that is complete becomes the pending one at once. A sequence that does not run, because
+    it is not alive or has to wait, stays as it is, and its report tells its ids and masked positions alone.
 
     Args:
-        blocks: before the step.
-        entering, kept: [S] maps of the positions that entered the step and that ran all layers.
-        sampled_start: [S + 1] int64, first sampled row of each sequence: its kept masked positions, in order.
-        rightmost: [S] int64, largest kept position.
-        tokens: [R] int64 sampled tokens; R may be more than there are.
-        scores: [R] float32, their confidence; NaN ranks last.
-        threshold: [S] float32, of 'low_confidence_dynamic'.
-        output_start: [S] int64, text position of the first generated token.
-        stop_words: [S, W] int64, -1 beyond the end of a row's list; None without stop words.
+        table: [S, state_width(L)] int64, see `layout.FIELDS`; what it holds of a sequence that stops is only alive = 0.
+        entered, plan: of this step.
+        pace: its turn goes on by one.
+        tokens: [R'] int64 sampled tokens; R' may be more than there are.
+        scores: [R'] float32, their confidence; NaN ranks last.
+        stop_words: [S, W] int64, -1 beyond the end of a row's list, W at least 1.
         mask_token: what undecided positions hold.
+        length: L.
         strategy: 'low_confidence_dynamic', 'low_confidence_static' or 'sequential'.
         tokens_per_step: positions that the other two strategies decide.
         cache: 'delayed-neighbour', 'delayed' or 'off'.
-        out: where to write; its `next` may be `blocks`.
+        full_commit: a finished block is run once more as a whole.
+        report: [S, report_width(L)] int64, where to write.
+
+    Returns:
+        The report, see `layout.REPORT`: ids and masked are those before a next block begins, masked is 0 in a sequence
+        that stops; stop_pos is the block position of the last token to emit, negative where none of the block may be.
 
     Raises:
         ValueError: an argument that the kernel cannot take, or an unknown option.
     """
-    sequences, length = blocks.ids.shape
+    sequences = table.size(0)
+    _validate(length, strategy, tokens_per_step, cache)
+    expect('table', table, (sequences, state_width(length)), torch.int64)
+    if not sequences:
+        raise ValueError('table has no rows: settle takes at least one sequence')
+    for name, rows in {'entered': entered, 'plan': plan}.items():
+        for part in ('current', 'pending'):
+            expect(f'{name}.{part}', getattr(rows, part), (sequences,), torch.int64)
+    expect('plan.rightmost', plan.rightmost, (sequences,), torch.int64)
+    expect('plan.sampled_start', plan.sampled_start, (sequences + 1,), torch.int64)
+    expect('pace.turn', pace.turn, (1,), torch.int64)
+    expect('tokens', tokens, (tokens.numel(),), torch.int64)
+    expect('scores', scores, (tokens.numel(),), torch.float32)
+    width = stop_words.size(-1)
+    expect('stop_words', stop_words, (sequences, width), torch.int64)
+    if not width:
+        raise ValueError('stop_words has no columns: a sequence without stop words has -1')
+    if report is None:
+        report = table.new_empty((sequences, report_width(length)))
+    expect('report', report, (sequences, report_width(length)), torch.int64)
+    # one warp: every load of a program is then behind it before its first store
+    _settle_kernel[(sequences,)](
+        table, entered.current, entered.pending, plan.current, plan.pending, plan.rightmost, plan.sampled_start,
+        pace.turn, tokens, scores, stop_words, mask_token, report, LENGTH=length,
+        BLOCK=triton.next_power_of_2(length), WIDTH=width, WORDS=triton.next_power_of_2(width),
+        STATE=state_width(length), REPORT_WIDTH=report_width(length), STRATEGY=_STRATEGIES[strategy],
+        PER_STEP=tokens_per_step, CACHE=_CACHES[cache], FULL_COMMIT=full_commit, num_warps=1)
+    return report
+
+
+def _validate(length: int, strategy: str, tokens_per_step: int, cache: str) -> None:
+    """The options."""
     if not 1 <= length <= 64:
-        raise ValueError(f'blocks.ids.size(1)={length}: settle takes block lengths from 1 to 64')
+        raise ValueError(f'length={length}: settle takes block lengths from 1 to 64')
     if strategy not in _STRATEGIES:
         raise ValueError(f'strategy={strategy!r} is not one of {", ".join(_STRATEGIES)}')
     if cache not in _CACHES:
         raise ValueError(f'cache={cache!r} is not one of {", ".join(_CACHES)}')
     if tokens_per_step < 1:
         raise ValueError(f'tokens_per_step={tokens_per_step}: at least 1')
-    before = _tensors(blocks)
-    for name, tensor in before.items():
-        expect(f'blocks.{name}', tensor, (sequences, length) if name == 'ids' else (sequences,), torch.int64)
-    for name, tensor in {'entering': entering, 'kept': kept, 'rightmost': rightmost,
-                         'output_start': output_start}.items():
-        expect(name, tensor, (sequences,), torch.int64)
-    expect('sampled_start', sampled_start, (sequences + 1,), torch.int64)
-    expect('threshold', threshold, (sequences,), torch.float32)
-    expect('tokens', tokens, (tokens.numel(),), torch.int64)
-    expect('scores', scores, (tokens.numel(),), torch.float32)
-    width = 0
-    if stop_words is not None:
-        width = stop_words.size(-1)
-        expect('stop_words', stop_words, (sequences, width), torch.int64)
-    if out is None:
-        out = Settled.empty(sequences, length, blocks.ids.device)
-    elif out.ids.shape != (sequences, length):
-        raise ValueError(f'out is of {tuple(out.ids.shape)}: these blocks are {(sequences, length)}')
-    if sequences:
-        # one warp: every load of a program is then behind it before its first store, whatever `next` is
-        _settle_kernel[(sequences,)](
-            *before.values(), entering, kept, sampled_start, rightmost, tokens, scores, threshold, output_start,
-            stop_words, width, mask_token, *_tensors(out.next).values(), out.ids, out.mask, out.stopped, out.stop_pos,
-            out.newly, out.entered, out.kept, LENGTH=length, BLOCK=triton.next_power_of_2(length),
-            STRATEGY=_STRATEGIES[strategy], PER_STEP=tokens_per_step, CACHE=_CACHES[cache],
-            WORDS=stop_words is not None, num_warps=1)
-    return out
-
-
-def _tensors(blocks: Blocks) -> dict[str, Tensor]:
-    """Its fields by name, in their order."""
-    return dict(vars(blocks))

@@ -33,6 +33,8 @@ class DecodeOptions:
             'decode': the prompt's last block is a decode block like any other.
         final_commit: whether the last block of an answer is committed too. An engine stops before; it changes the
             counters, never the tokens.
+        early_stop: an answer ends as soon as nothing can precede its stop token or its last position any more, rather
+            than with its block. It changes the counters, never the tokens.
         max_new: most tokens of an answer.
         stop_ids: tokens that end an answer.
         score_always: whether the importance delta is computed in modes 'base' and 'delayed' too, for a trace.
@@ -51,6 +53,7 @@ class DecodeOptions:
     commit: str = 'uncached'
     partial_block: str = 'prefill'
     final_commit: bool = True
+    early_stop: bool = False
     max_new: int = 256
     stop_ids: tuple[int, ...] = STOP_IDS
     score_always: bool = False

@@ -215,11 +215,14 @@ class BlockDecode:
         state = self.state
         complete = ~state.masked.any(1)
         positions = state.history[:, None] + self.offsets
-        self.text[state.row[complete][:, None], positions[complete]] = state.ids[complete]
         lengths = self.lengths[state.row]
-        stops = torch.isin(state.ids, self.stops) & (positions >= lengths[:, None])
-        full = state.history + self.options.block_length - lengths >= self.options.max_new
-        return complete & (stops.any(1) | full)
+        stops = torch.isin(state.ids, self.stops) & (positions >= lengths[:, None]) & ~state.masked
+        ends = stops | (positions - lengths[:, None] >= self.options.max_new - 1)
+        if self.options.early_stop:
+            decided = state.masked.cumsum(1) == 0
+            complete |= (ends & decided).any(1)
+        self.text[state.row[complete][:, None], positions[complete]] = state.ids[complete]
+        return complete & ends.any(1)
 
     def _drop(self, ended: Tensor) -> None:
         """Sequences that are done leave the batch."""

@@ -1,44 +1,57 @@
-"""The model agent: hands the batch to the decode step, samples the masked kept rows, hands the result back."""
+"""The model agent: hands the batch to the decode step, and its report back to LMDeploy."""
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor, SamplingInputs
 from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
-from lmdeploy.pytorch.model_inputs import ModelInputs, step_ctx_manager
+from lmdeploy.pytorch.model_inputs import ModelInputs, ModelInputsDelta, step_ctx_manager
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..kernels.dispatch import kernels_for
-from ..stages import step
+from ..stages.decoder import Model
+from ..stages.state import FocusState
 from ..stages.unmask import confidence
-from .denoised import Denoised, from_stages, from_static_step
-from .graph_runner import FocusGraphRunner
+from .graph_runner import GraphRunner, StepRunner
 from .policy import EvictionPolicy
-from .sampling import expand_rows, is_greedy
-from .static_step import StaticStep
-from .step_inputs import FocusExtraInputs
+from .row_invariant import make_row_invariant
+from .sampling import Samplers, expand_rows
+from .step_inputs import FocusExtraInputs, FocusStepInputs
+from .step_outputs import FocusBatchedOutputs
 from .strategy import FocusModelAgentStrategy
 
 
 class FocusModelAgent(BaseModelAgent):
-    """LMDeploy's agent with our decode step; prefill and dummy steps are stock.
+    """LMDeploy's agent with our decode step; the forward of a prefill and dummy steps are stock.
 
-    On a GPU the step runs on fixed buffers and in CUDA graphs (`eager_mode`: without graphs), on a CPU stage by stage.
+    On a GPU the step runs in CUDA graphs (`eager_mode`: the same kernels without), on a CPU with the kernels' twins.
     """
 
     agent_strategy: FocusModelAgentStrategy
+    step_inputs: FocusStepInputs
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.policy = EvictionPolicy(self.misc_config.dllm_config.focus.policy)
-        self._runner: FocusGraphRunner | None = None
+        self._runner: StepRunner | None = None
+        self._samplers: Samplers | None = None
+        self._stop_words: Tensor | None = None
 
-    def fixed_shapes(self) -> bool:
-        """Whether the step runs on fixed buffers."""
-        return self.device == 'cuda'
+    @property
+    def runner(self) -> StepRunner:
+        """Runs the decode steps; made when the first is due, with weights and caches in place."""
+        if self._runner is None:
+            self._runner = self._build_runner()
+        return self._runner
+
+    def build_model(self) -> None:
+        """Load the model."""
+        super().build_model()
+        if self.agent_strategy.params.deterministic:
+            make_row_invariant(self.patched_model)
 
     def warmup(self) -> None:
         """Compile and capture; nothing is captured while serving."""
@@ -47,38 +60,62 @@ class FocusModelAgent(BaseModelAgent):
             return
         with self.all_context(), torch.cuda.stream(self.stream):
             self._warmup_prefill()
-            if self.fixed_shapes():
-                with self._step_context(None), tqdm(desc='Capturing FOCUS graphs', disable=self.rank != 0) as bar:
-                    self._build_runner().capture(_shown(bar))
+            runner = self.runner
+            if isinstance(runner, GraphRunner) and runner.graphs:
+                with self._step_context(), tqdm(desc='Capturing FOCUS graphs', disable=self.rank != 0) as bar:
+                    runner.capture(self.samplers.named(), _shown(bar))
+
+    def reset_runtime_state(self) -> None:
+        """Forget the running sequences; graphs go on reading their state where it was."""
+        state = self.step_inputs.state
+        super().reset_runtime_state()
+        if state is not None:
+            state.clear()
+            self.step_inputs.state = state
 
     def reset_graph_runner(self) -> None:
         """Drop the graphs with LMDeploy's own, before weights or caches move."""
         super().reset_graph_runner()
-        self._runner = None
+        self._runner = self._samplers = None
 
-    def _build_runner(self) -> FocusGraphRunner:
-        if self._runner is None:
-            model, caches = self.patched_model.get_model(), self._caches()
-            page_size, config = caches[0][0].size(1), self.cache_engine.cache_config
-            columns = config.num_gpu_blocks * (config.block_size // page_size)
-            fixed = StaticStep(model.decoder, model.get_logits, caches, kernels_for(self.device),
-                               self.agent_strategy.options, self.agent_strategy.dllm_mask_token,
-                               sequences=config.max_batches, length=self.agent_strategy.block_size, columns=columns,
-                               max_kv=columns * page_size)
-            graphs = self.device == 'cuda' and not self.backend_config.eager_mode
-            self._runner = FocusGraphRunner(fixed, self.policy.evicting(), graphs)
-        return self._runner
+    @property
+    def samplers(self) -> Samplers:
+        """Draw tokens on the device."""
+        if self._samplers is None:
+            self._samplers = Samplers(kernels_for(self.device), self._state(), self.agent_strategy.dllm_mask_token)
+        return self._samplers
 
-    def _caches(self) -> list[tuple[Tensor, Tensor]]:
-        return [(layer[0], layer[1]) for layer in self.cache_engine.gpu_cache]
+    def _state(self) -> FocusState:
+        """The state of the running sequences."""
+        return self.step_inputs.state_for(self.cache_engine.cache_config.max_batches, self.device)
+
+    def _build_runner(self) -> StepRunner:
+        model, config = self.patched_model.get_model(), self.cache_engine.cache_config
+        caches = [(layer[0], layer[1]) for layer in self.cache_engine.gpu_cache]
+        page_size = caches[0][0].size(1)
+        options = self.agent_strategy.step_options(page_size)
+        gather = self._gather_heads if self.dist_config.attn_tp > 1 else None
+        parts = (Model(model.decoder, model.get_logits, caches, kernels_for(self.device), gather), options,
+                 self.policy.evicting(), self._state())
+        if self.device == 'cpu':
+            return StepRunner(*parts)
+        columns = config.num_gpu_blocks * (config.block_size // page_size)
+        return GraphRunner(*parts, columns=columns, max_kv=columns * page_size,
+                           graphs=not self.backend_config.eager_mode)
+
+    def _gather_heads(self, partial: Tensor) -> Tensor:
+        """[S, heads of this rank, L] -> [S, heads, L], in the order of the ranks."""
+        group, ranks = self.dist_ctx.attn_tp_group.gpu_group, self.dist_config.attn_tp
+        everything = partial.new_empty((ranks, *partial.shape))
+        torch.distributed.all_gather_into_tensor(everything, partial, group=group)
+        return everything.transpose(0, 1).flatten(1, 2).contiguous()
 
     @contextmanager
-    def _step_context(self, inputs: ModelInputs | None) -> Any:
-        """What stock modules look up while they run; a dummy batch where there is none."""
+    def _step_context(self) -> Iterator[None]:
+        """What stock modules look up while they run; none of ours reads the batch in it, so it is a dummy."""
         ctx_mgr = self.patched_model.ctx_mgr
-        if inputs is None:
-            inputs = self.inputs_strategy.make_dummy(1, is_decoding=True, device=self.device,
-                                                     vocab_size=self.model_config.vocab_size, meta=self.make_dummy_meta)
+        inputs = self.inputs_strategy.make_dummy(1, is_decoding=True, device=self.device,
+                                                 vocab_size=self.model_config.vocab_size, meta=self.make_dummy_meta)
         with torch.inference_mode(), torch.cuda.stream(self.stream), step_ctx_manager(ctx_mgr):
             context = ctx_mgr.build_context(inputs=inputs, model_config=self.model_config,
                                             cache_config=self.cache_engine.cache_config,
@@ -86,76 +123,96 @@ class FocusModelAgent(BaseModelAgent):
             with ctx_mgr.context(context):
                 yield
 
-    def _by_stages(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs) -> Denoised:
-        """The forward, stage by stage."""
-        length, options, state = self.agent_strategy.block_size, self.agent_strategy.options, extra_inputs.state
-        assert state is not None
-        caches, model = self._caches(), self.patched_model.get_model()
-        with self._step_context(inputs):
-            view = step.enter(inputs.input_ids.view(-1, length), extra_inputs.dllm_mask.view(-1, length), state,
-                              inputs.history_lengths, inputs.block_offsets, caches[0][0].size(1), inputs.max_kv_seqlen,
-                              options)
-            denoised = step.denoise(model.decoder, caches, view, state, options, self.policy.evicting())
-            return from_stages(denoised, self.get_logits(denoised.hidden[:, denoised.kept.masked])[0])
-
-    async def _on_buffers(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs) -> Denoised:
-        """The forward on fixed buffers. The row count is the step's only read-back, awaited off the event loop."""
-        length, state = self.agent_strategy.block_size, extra_inputs.state
-        assert state is not None
-        with self._step_context(inputs):
-            runner = self._build_runner()
-            runner.begin(inputs.input_ids.view(-1, length), extra_inputs.dllm_mask.view(-1, length),
-                         inputs.history_lengths, inputs.block_offsets, state)
-        while (rows := runner.rows_kept()) is None:
-            await asyncio.sleep(0)
-        with self._step_context(inputs):
-            return from_static_step(runner, rows)
+    def _get_inputs_from_delta(self, delta: ModelInputsDelta,
+                               sampling_inputs: SamplingInputs) -> tuple[ModelInputs, FocusExtraInputs, Any, Any]:
+        """The decode batch; nothing of a sequence is copied, its state is where the step reads it."""
+        self.step_inputs.reindex(delta)
+        self._stop_words = sampling_inputs.stop_words
+        return (self.step_inputs.model_inputs, self.step_inputs.extra_inputs, self.step_inputs.stopping_criteria,
+                sampling_inputs)
 
     async def _async_model_forward(self, inputs: ModelInputs, return_logits: bool, cache_inputs: Any = None) -> dict:
-        """The forward, up to logits: [1, R, V] of the masked kept rows in a decode step."""
-        if not inputs.is_decoding or inputs.is_dummy:
+        """The forward; a decode step leaves no logits, and a prefill none that nobody reads."""
+        if inputs.is_dummy:
             return await super()._async_model_forward(inputs, return_logits, cache_inputs=cache_inputs)
-        extra_inputs = self.step_inputs.extra_inputs
-        if self.fixed_shapes():
-            denoised = await self._on_buffers(inputs, extra_inputs)
-        else:
-            denoised = self._by_stages(inputs, extra_inputs)
+        none = inputs.input_ids.new_empty((1, 0))
+        self._state()
+        if inputs.is_decoding:
+            with self._running():
+                self.runner.join(self.step_inputs.joined)
+                self.step_inputs.joined = 0
+                self.runner.forward(inputs.block_offsets, self._stop_words)
             await asyncio.sleep(0)
-        return {'logits': denoised.logits[None], 'denoised': denoised, 'seq_length': None, 'model_metas': None}
+            return {'logits': none, 'seq_length': None, 'model_metas': None}
+        if return_logits or self._is_prefill_input_logprobs(inputs):
+            return await super()._async_model_forward(inputs, return_logits, cache_inputs=cache_inputs)
+        with self._running():
+            done = self.runner.prefill(inputs.input_ids[0], inputs.seq_length, inputs.history_lengths,
+                                       inputs.block_offsets)
+        if done:
+            await asyncio.sleep(0)
+            return {'logits': none, 'seq_length': None, 'model_metas': None}
+        output = await self.async_forward(inputs, cache_inputs=cache_inputs)
+        return {**output, 'logits': none, 'seq_length': None}
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Around what may launch kernels of stock modules: replayed graphs need no context."""
+        runner = self.runner
+        if isinstance(runner, GraphRunner) and runner.captured:
+            with torch.inference_mode(), torch.cuda.stream(self.stream):
+                yield
+        else:
+            with self._step_context():
+                yield
+
+    async def _step_postprocess_with_output(self, last_logits: Tensor, logits: Tensor, inputs: ModelInputs,
+                                            sampling_inputs: SamplingInputs, stopping_criteria: Any, model_metas: Any,
+                                            need_broadcast_next: bool, extra_inputs: FocusExtraInputs | None = None,
+                                            **kwargs: Any) -> tuple:
+        """Sampling, unmasking and stopping of a decode step; a prefill decodes nothing, and is stock's otherwise.
+
+        Nothing is broadcast to other ranks of tensor parallelism: they compute the same.
+        """
+        if not inputs.is_decoding:
+            return await super()._step_postprocess_with_output(
+                last_logits, logits, inputs, sampling_inputs, stopping_criteria, model_metas, False,
+                extra_inputs=extra_inputs, **kwargs)
+        report = await self._decide(sampling_inputs)
+        outputs = FocusBatchedOutputs.of_report(report.clone(), self.agent_strategy.block_size)
+        return inputs, extra_inputs, stopping_criteria, None, None, outputs
+
+    async def _step_postprocess_without_output(self, inputs: ModelInputs, last_logits: Tensor,
+                                               extra_inputs: FocusExtraInputs, sampling_inputs: SamplingInputs,
+                                               need_broadcast_next: bool) -> tuple:
+        """The same on a rank that reports nothing."""
+        if inputs.is_decoding:
+            await self._decide(sampling_inputs)
+            return inputs, None, extra_inputs, None
+        token_ids, extra_inputs = self.agent_strategy.after_prefill(inputs, extra_inputs)
+        return inputs, token_ids, extra_inputs, self.agent_strategy.make_extra_outputs(extra_inputs)
+
+    async def _decide(self, sampling_inputs: SamplingInputs) -> Tensor:
+        """Sample the masked kept rows and settle the step: its report."""
+        runner, draw = self.runner, self.samplers.take(sampling_inputs)
+        with self._running():
+            # an unusual sampling parameter: LMDeploy's own processors, on this step's rows
+            drawn = None if draw is not None else runner.logits()
+            if drawn is None:
+                return runner.decide(draw or self.samplers.named()[0])
+            logits, sequence, position = drawn
+            logits[:, self.agent_strategy.dllm_mask_token] = float('-inf')
+            state = self.step_inputs.columns
+            processor = FusedLogitsProcessor(expand_rows(sampling_inputs, sequence, position, state,
+                                                         self.agent_strategy.block_size))
+            logits, _ = await processor(logits)
+            tokens = processor.sampling(logits)
+            return runner.settle(tokens, confidence(logits, tokens))
 
     async def async_sampling_logits(self, logits: Tensor, inputs: ModelInputs, extra_inputs: FocusExtraInputs,
                                     sampling_inputs: SamplingInputs) -> tuple[Tensor, None, Tensor, FocusExtraInputs]:
-        """Sample R rows, unmask, and advance the state; prefill samples none.
-
-        Args:
-            logits: [R, V], changed in place.
-            inputs, extra_inputs: of the step.
-            sampling_inputs: one row a sequence.
-
-        Returns:
-            Token ids [S * L] (twice, as LMDeploy expects), no logprobs, the extra inputs after the step.
-        """
-        strategy, length = self.agent_strategy, self.agent_strategy.block_size
-        denoised = extra_inputs.denoised
-        if denoised is None:  # prefill
-            none = inputs.input_ids.new_empty(0)
-            token_ids, extra_inputs = strategy.settle(inputs, extra_inputs, none, none, none.float())
-            return token_ids, None, token_ids, extra_inputs
-        sequence, position = denoised.sequence, denoised.position
-        rows = torch.where(sequence >= 0, sequence * length + position, -1)
-        if denoised.greedy is not None and is_greedy(sampling_inputs):
-            tokens, scores = denoised.greedy
-        else:
-            start = inputs.history_lengths + inputs.seq_length - length
-            params = expand_rows(sampling_inputs, sequence.clamp_min(0), position, start, extra_inputs.output_start,
-                                 length)
-            # a mask token that wins the argmax would be committed as text
-            logits[:, strategy.dllm_mask_token] = float('-inf')
-            processor = FusedLogitsProcessor(params)
-            logits, _ = await processor(logits)
-            tokens = processor.sampling(logits)
-            scores = confidence(logits, tokens)
-        token_ids, extra_inputs = strategy.settle(inputs, extra_inputs, rows, tokens, scores)
+        """Of a prefill: token ids [S * L] of the prompts' last blocks (twice, as LMDeploy expects), no logprobs."""
+        token_ids, extra_inputs = self.agent_strategy.after_prefill(inputs, extra_inputs)
         return token_ids, None, token_ids, extra_inputs
 
 
@@ -167,3 +224,5 @@ def _shown(bar: Any) -> Callable[[int, int], None]:
         bar.update(done - bar.n)
 
     return show
+
+

@@ -1,5 +1,6 @@
-"""Sampling parameters: one row a sequence, expanded to exactly the rows that a step samples."""
-from dataclasses import fields, replace
+"""Sampling: parameters one row a sequence; draws on the device, by LMDeploy's processors where they are unusual."""
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -7,13 +8,19 @@ from lmdeploy.pytorch.engine.logits_process import SamplingInputs
 from lmdeploy.pytorch.strategies.ar.sampling import ARSamplingStrategy
 from torch import Tensor
 
+from ..kernels.layout import state_columns
+from ..stages.state import FocusState
+from ..stages.unmask import Sampler
+
+LARGEST_TOP_K = 64  # of the kernel `sampled_head`
+WORDS = 64  # most banned tokens of a sequence that draws on the device take; stop tokens, where they are ignored
+
 
 class FocusSamplingStrategy(ARSamplingStrategy):
     """Per-sequence sampling parameters.
 
-    Stock repeats them for every position of a block in an order that mixes up requests; here :func:`expand_rows`
-    gathers them by each sampled row's sequence instead. `num_ignore_eos` holds the requests' `min_new_tokens`, and is
-    None where all are 0.
+    Stock repeats them for every position of a block in an order that mixes up requests; here every sampled row looks
+    up those of its sequence instead. `num_ignore_eos` holds the requests' `min_new_tokens`; None where all are 0.
     """
 
     def make_sampling_inputs(self, seqs: list[Any]) -> SamplingInputs:
@@ -26,13 +33,6 @@ class FocusSamplingStrategy(ARSamplingStrategy):
         return inputs
 
 
-def is_greedy(inputs: SamplingInputs) -> bool:
-    """Whether every row takes its most probable token by the model's own logits."""
-    changes = (inputs.temperature, inputs.repetition_penalty, inputs.bad_words, inputs.num_ignore_eos)
-    plain = all(value is None for value in changes) and inputs.max_repetition_ngram_size == 0
-    return plain and inputs.max_top_k == 1 and not any(inputs.logits_processors)
-
-
 def _pad_lists(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
     """Token lists as [S, W] int64, -1 beyond the end, and their validity; None, None where all are empty."""
     width = max(map(len, words))
@@ -42,22 +42,99 @@ def _pad_lists(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
     return table, table >= 0
 
 
-def expand_rows(inputs: SamplingInputs, sequence: Tensor, position: Tensor, block_start: Tensor, output_start: Tensor,
+@dataclass(frozen=True)
+class Draw:
+    """A way to draw tokens that a CUDA graph can hold, and its name."""
+    name: str
+    sampler: Sampler
+
+
+class Samplers:
+    """Draws on the device, greedy or by temperature, top-k, top-p, min-p and seed, from buffers of fixed addresses.
+
+    Args:
+        kernels: of :func:`lmdeploy_focus.kernels.dispatch.kernels_for`.
+        state: of the sequences; has each one's place in its random stream.
+        mask_token: never drawn.
+    """
+
+    def __init__(self, kernels: Any, state: FocusState, mask_token: int) -> None:
+        self._kernels, self._state, self._mask_token = kernels, state, mask_token
+        sequences, device = state.table.size(0), state.table.device
+        self._neutral = {'temperature': 1.0, 'top_k': 1, 'top_p': 1.0, 'min_p': 0.0, 'random_seeds': 0}
+        self._parameters = {name: torch.full((sequences,), value, device=device)
+                            for name, value in self._neutral.items()}
+        self._banned = torch.full((sequences, WORDS), -1, dtype=torch.int64, device=device)
+        self._bans = False
+        self._draws = {'greedy': Draw('greedy', self._greedy), 'sampled': Draw('sampled', self._sampled)}
+
+    def named(self) -> list[Draw]:
+        """All draws, to capture."""
+        return list(self._draws.values())
+
+    def take(self, inputs: SamplingInputs) -> Draw | None:
+        """The draw for a step's parameters, one row a running sequence; None if LMDeploy's processors are needed."""
+        unusual = inputs.repetition_penalty is not None or inputs.num_ignore_eos is not None
+        if unusual or inputs.max_repetition_ngram_size or any(inputs.logits_processors):
+            return None
+        if not self._take_bans(inputs.bad_words):
+            return None
+        # the most probable token is that at any temperature, but its confidence is not
+        if inputs.max_top_k == 1 and inputs.temperature is None:
+            return self._draws['greedy']
+        if not 1 <= inputs.max_top_k <= LARGEST_TOP_K:
+            return None
+        for name, buffer in self._parameters.items():
+            value = getattr(inputs, name)
+            if value is None:
+                value = inputs.max_top_k if name == 'top_k' else self._neutral[name]
+            buffer[:self._state.count] = value
+        return self._draws['sampled']
+
+    def _take_bans(self, words: Tensor | None) -> bool:
+        """Whether there is room for the banned tokens [S, W], -1 beyond a row's last."""
+        if words is not None and words.size(1) > WORDS:
+            return False
+        if words is not None or self._bans:
+            self._banned.fill_(-1)
+        self._bans = words is not None
+        if words is not None:
+            self._banned[:self._state.count, :words.size(1)] = words
+        return True
+
+    def _ban(self, logits: Tensor, sequence: Tensor) -> None:
+        """Take the banned tokens of each row's sequence out of logits [R, V]; the mask token stands for none."""
+        words = self._banned[sequence]
+        logits.scatter_(1, torch.where(words >= 0, words, self._mask_token), float('-inf'))
+
+    def _greedy(self, logits: Tensor, real: Tensor, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        self._ban(logits, sequence)
+        return self._kernels.greedy_head(logits, self._mask_token, real)
+
+    def _sampled(self, logits: Tensor, real: Tensor, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        self._ban(logits, sequence)
+        length = self._state.length
+        offset = state_columns(self._state.table, length).random_offset
+        temperature, top_k, top_p, min_p, seeds = self._parameters.values()
+        return self._kernels.sampled_head(logits, self._mask_token, real, sequence, position, temperature, top_k, top_p,
+                                          min_p, seeds, offset, length)
+
+
+def expand_rows(inputs: SamplingInputs, sequence: Tensor, position: Tensor, state: SimpleNamespace,
                 block_length: int) -> SamplingInputs:
-    """The parameters of R sampled rows.
+    """The parameters of R sampled rows, for LMDeploy's processors.
 
     Args:
         inputs: of S sequences.
         sequence, position: [R] int64, sequence and block position of each row.
-        block_start: [S] text position of each block.
-        output_start: [S] text position of each sequence's first generated token.
+        state: columns of the S sequences' state.
         block_length: L.
     """
     rows = {f.name: getattr(inputs, f.name)[sequence]
             for f in fields(inputs) if isinstance(getattr(inputs, f.name), Tensor)}
     # a row's own place in the random stream: neighbours in a block must not draw the same number
-    rows['random_offsets'] = rows['random_offsets'] * block_length + position
-    place = (block_start - output_start)[sequence] + position
+    rows['random_offsets'] = state.random_offset[sequence] * block_length + position
+    place = (state.history - state.output_start)[sequence] + position
     rows['num_ignore_eos'] = rows.get('num_ignore_eos', 0) - place
     processors: list[Any] = [None] * sequence.numel()
     if any(inputs.logits_processors):  # only then does the host need to know whose row each is

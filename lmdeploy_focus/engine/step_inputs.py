@@ -1,122 +1,86 @@
-"""The batch's decode state between two steps: LMDeploy's token ids and masks with FocusState beside them."""
+"""The batch's decode state between two steps: FocusState, and what LMDeploy wants to see of it."""
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lmdeploy.pytorch import consts
 from lmdeploy.pytorch.engine.logits_process import SamplingInputsDelta
 from lmdeploy.pytorch.model_inputs import ModelInputs, ModelInputsDelta
-from lmdeploy.pytorch.strategies.ar.model_inputs import merge_model_inputs
-from lmdeploy.pytorch.strategies.dllm.model_agent import DLLMExtraInputs, DLLMExtraOutputs, DLLMStoppingCriteria
-from lmdeploy.pytorch.strategies.dllm.step_inputs import (
-    DLLMStepInputs,
-    _get_model_inputs_next_decoding,
-    _reindex_model_inputs_dllm,
-    _update_dllm,
-)
+from lmdeploy.pytorch.strategies.dllm.model_agent import DLLMExtraInputs, DLLMStoppingCriteria
+from lmdeploy.pytorch.strategies.dllm.step_inputs import DLLMStepInputs
 from torch import Tensor
 
-from ..stages.state import FocusState
-from .denoised import Denoised
+from ..stages.state import FocusState, first_rows
+from ..stages.view import CACHED, MASKED
+from .step_outputs import FocusExtraOutputs
 
 
 @dataclass
 class FocusExtraInputs(DLLMExtraInputs):
-    """Per-step inputs beside LMDeploy's.
+    """Inputs of a prefill beside LMDeploy's; a decode step has all it needs in FocusState.
 
     Attributes:
         dllm_mask: [S * L] uint8.
         output_start: [S] int64, text position of the first generated token.
-        state: of the block, None before the first decode step.
-        denoised: what this step's forward left for sampling, None in prefill.
     """
     output_start: Tensor
-    state: FocusState | None = None
-    denoised: Denoised | None = None
-
-    def merge(self, other: 'FocusExtraInputs') -> 'FocusExtraInputs':
-        """Append the rows of `other`; both are between steps."""
-        assert self.state is not None and other.state is not None
-        return FocusExtraInputs(dllm_mask=torch.cat([self.dllm_mask, other.dllm_mask]),
-                                output_start=torch.cat([self.output_start, other.output_start]),
-                                state=self.state.merge(other.state))
-
-    def reindex(self, indices: Tensor, block_length: int) -> 'FocusExtraInputs':
-        """Keep the sequences `indices`."""
-        assert self.state is not None
-        return FocusExtraInputs(dllm_mask=self.dllm_mask.view(-1, block_length)[indices].flatten(),
-                                output_start=self.output_start[indices],
-                                state=self.state.reindex(indices))
-
-
-@dataclass
-class FocusExtraOutputs(DLLMExtraOutputs):
-    """Per-step outputs beside LMDeploy's, for statistics; None in prefill.
-
-    Attributes:
-        prefix_rows, suffix_rows: [S] int64, rows of each sequence before and after eviction.
-        evicting: [S] bool, sequences that lost rows.
-    """
-    prefix_rows: Tensor | None = None
-    suffix_rows: Tensor | None = None
-    evicting: Tensor | None = None
 
 
 @dataclass
 class FocusStepInputs(DLLMStepInputs):
-    """Merges, reindexes and advances LMDeploy's step inputs and FocusState together."""
+    """Appends, reindexes and shows the sequences of a FocusState; the step itself advances them.
+
+    Attributes:
+        alpha, threshold: of new sequences.
+        state: of the running sequences, None before the first.
+        joined: sequences that came since the last decode step.
+    """
+    alpha: float = 1.0
+    threshold: float = 1.0
+    state: FocusState | None = None
+    joined: int = 0
+
+    def state_for(self, sequences: int, device: torch.device | str) -> FocusState:
+        """The state, with room for `sequences`: the same object from then on."""
+        if self.state is None:
+            self.state = FocusState(sequences, self._block_size, device)
+        return self.state
+
+    @property
+    def columns(self) -> SimpleNamespace:
+        """The running sequences' columns."""
+        assert self.state is not None
+        return self.state.columns
 
     def merge_prefill(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs,
                       stopping_criteria: DLLMStoppingCriteria, sampling_delta: SamplingInputsDelta,
                       next_token_ids: Tensor, model_metas: Any, extra_outputs: FocusExtraOutputs) -> None:
         """Add prefilled sequences; each starts with fresh state, also after a second turn or a preemption."""
+        assert self.state is not None
         length = self._block_size
-        ids, mask, step_seqlens = _update_dllm(next_token_ids, extra_outputs.dllm_mask, inputs.seq_length, length,
-                                               self._dllm_mask_token)
-        inputs = _get_model_inputs_next_decoding(inputs, ids, model_metas=model_metas, max_q_seqlen=length,
-                                                 step_seqlens=step_seqlens)
-        # What prefill has left of the prompt's own block are masks, which later steps are not to see: nothing counts
-        # as having been through the layers, and the block begins as any other does.
-        state = FocusState.fresh(torch.full_like(inputs.history_lengths, -1))
-        extra_inputs = FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start, state=state)
-        delta = _next_offsets(sampling_delta)
-        if self.model_inputs is None:  # type: ignore[has-type]
-            self.model_inputs, self.extra_inputs = inputs, extra_inputs
-            self.stopping_criteria, self.sampling_delta = stopping_criteria.clone(), delta
-            return
-        self.model_inputs = merge_model_inputs(self.model_inputs, inputs)
-        self.extra_inputs = self.extra_inputs.merge(extra_inputs)
-        self.stopping_criteria = self.stopping_criteria.merge(stopping_criteria)
-        self.sampling_delta = SamplingInputsDelta(
-            random_offsets=torch.cat([self.sampling_delta.random_offsets, delta.random_offsets]))
+        ids, mask = next_token_ids.view(-1, length), extra_outputs.dllm_mask.view(-1, length)
+        # a block that the prompt fills is cached; the next one begins
+        cached = (mask == CACHED).all(1)
+        rows = first_rows(ids.masked_fill(cached[:, None], self._dllm_mask_token), (mask == MASKED) | cached[:, None],
+                          inputs.history_lengths + inputs.seq_length - length * ~cached,
+                          stopping_criteria.num_appendable_ids, extra_inputs.output_start,
+                          sampling_delta.random_offsets + 1, self.alpha, self.threshold)
+        self.state.append(rows)
+        self.joined += rows.size(0)
 
     def reindex(self, delta: ModelInputsDelta) -> None:
-        """Keep the sequences of `delta`."""
-        self.model_inputs = _reindex_model_inputs_dllm(self.model_inputs, delta, self._block_size)
-        self.extra_inputs = self.extra_inputs.reindex(delta.indices, self._block_size)
-        self.stopping_criteria = self.stopping_criteria.update(delta)
-        self.sampling_delta = SamplingInputsDelta(random_offsets=self.sampling_delta.random_offsets[delta.indices])
+        """Keep the sequences of `delta`, and take their pages if it has them."""
+        assert self.state is not None
+        # indices ascend: as many as there are sequences are all of them
+        if delta.indices.numel() != self.state.count:
+            self.state.take(delta.indices)
+        if delta.block_offsets is None:
+            return
+        history = self.columns.history
+        self.model_inputs = ModelInputs(
+            input_ids=self.columns.ids.reshape(1, -1), seq_length=history, history_lengths=history,
+            block_offsets=delta.block_offsets, is_decoding=True, num_ignored_history=history,
+            max_q_seqlen=self._block_size, max_kv_seqlen=delta.max_kv_seqlen, sum_kv_seqlen=delta.sum_kv_seqlen)
 
-    def step_decode(self, model_inputs: ModelInputs, extra_inputs: FocusExtraInputs,
-                    stopping_criteria: DLLMStoppingCriteria, sampling_delta: SamplingInputsDelta,
-                    next_token_ids: Tensor, model_metas: Any, extra_outputs: FocusExtraOutputs) -> None:
-        """Advance to the next step: the same block again, or a block of masks where the commit is done."""
-        assert extra_inputs.state is not None
-        complete = self._complete(extra_inputs.dllm_mask)
-        ids, mask, step_seqlens = _update_dllm(next_token_ids, extra_inputs.dllm_mask, model_inputs.seq_length,
-                                               self._block_size, self._dllm_mask_token)
-        model_inputs.model_metas = model_metas
-        self.model_inputs = model_inputs.step(ids, step_seqlens)
-        self.extra_inputs = FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start,
-                                             state=extra_inputs.state.restart(complete))
-        self.stopping_criteria = stopping_criteria.clone()
-        self.sampling_delta = _next_offsets(sampling_delta)
-
-    def _complete(self, mask: Tensor) -> Tensor:
-        """[S] bool, blocks whose commit this step has done."""
-        return (mask.view(-1, self._block_size) == consts.DLLM_CACHED).all(1)
-
-
-def _next_offsets(delta: SamplingInputsDelta) -> SamplingInputsDelta:
-    """Every step draws from its own place in a sequence's random stream."""
-    return SamplingInputsDelta(random_offsets=delta.random_offsets + 1)
+    def step_decode(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the step has advanced the state where it lies."""

@@ -2,18 +2,19 @@
 from typing import Any
 
 import torch
-from lmdeploy.pytorch.config import UnmaskingStrategy
 from lmdeploy.pytorch.model_inputs import ModelInputs
 from lmdeploy.pytorch.strategies.dllm import DLLMStrategyFactory
 from lmdeploy.pytorch.strategies.dllm.model_agent import DLLMModelAgentStrategy
 from torch import Tensor
 
 from ..config import FocusDLLMConfig
-from ..stages import step
-from ..stages.unmask import UnmaskRule
+from ..stages.step_options import StepOptions
+from ..stages.view import CACHED, UNMASKED
+from .row_invariant import SPLITS
 from .sampling import FocusSamplingStrategy
 from .sequence import FocusSequenceStrategy
-from .step_inputs import FocusExtraInputs, FocusExtraOutputs, FocusStepInputs
+from .step_inputs import FocusExtraInputs, FocusStepInputs
+from .step_outputs import FocusExtraOutputs
 from .stopping import FocusStoppingCriteria
 
 
@@ -37,37 +38,41 @@ class FocusStrategyFactory(DLLMStrategyFactory):
 
     def build_step_inputs(self) -> FocusStepInputs:
         """The decode state of the batch."""
-        return FocusStepInputs(_block_size=self.dllm_block_length, _dllm_mask_token=self.model_config.dllm_mask_token)
+        assert self.dllm_config.focus is not None
+        return FocusStepInputs(_block_size=self.dllm_block_length, _dllm_mask_token=self.model_config.dllm_mask_token,
+                               alpha=self.dllm_config.focus.alpha, threshold=self.dllm_config.confidence_threshold)
 
 
 class FocusModelAgentStrategy(DLLMModelAgentStrategy):
-    """Turns LMDeploy's per-step objects into what the stages take, and back."""
+    """What the model agent asks around a prefill, and the options of a decode step."""
 
     def __init__(self, dllm_config: FocusDLLMConfig, dllm_mask_token: int) -> None:
         super().__init__(dllm_config, dllm_mask_token)
-        params = dllm_config.focus
-        assert params is not None
-        strategy = dllm_config.unmasking_strategy.name.lower()
-        self.rule = UnmaskRule(strategy, dllm_config.confidence_threshold, dllm_config.denoising_steps)
-        sequential = dllm_config.unmasking_strategy == UnmaskingStrategy.SEQUENTIAL
-        self.options = step.StepOptions(
-            alpha=params.alpha, selection=params.selection, keep=params.keep, cache=params.cache,
-            kv_visible=params.kv_visible, commit=params.commit,
-            sequential=self.rule.tokens_per_step(self.block_size) if sequential else 0)
+        assert dllm_config.focus is not None
+        self.dllm_config, self.params = dllm_config, dllm_config.focus
+
+    def step_options(self, page_size: int) -> StepOptions:
+        """The options of every step, for pages of G tokens."""
+        params, length = self.params, self.block_size
+        # rounded up: no block takes more steps than denoising_steps
+        per_step = -(-length // self.dllm_config.denoising_steps)
+        return StepOptions(selection=params.selection, keep=params.keep, cache=params.cache,
+                           kv_visible=params.kv_visible, commit=params.commit,
+                           strategy=self.dllm_config.unmasking_strategy.name.lower(), tokens_per_step=per_step,
+                           mask_token=self.dllm_mask_token, page_size=page_size,
+                           splits=SPLITS if params.deterministic else None)
 
     def slice_outputs(self, inputs: Tensor, seq_length: Tensor | None) -> Tensor:
-        """The last block of each sequence; all rows where `seq_length` is None (a decode step has sliced already)."""
+        """The last block of each sequence; all rows where `seq_length` is None."""
         return inputs if seq_length is None else super().slice_outputs(inputs, seq_length)
 
-    def slice_extra_inputs(self, extra_inputs: FocusExtraInputs, model_inputs: ModelInputs,
-                           model_outputs: dict[str, Any], **kwargs: Any) -> FocusExtraInputs:
-        """The extra inputs that belong to the model's outputs."""
-        denoised = model_outputs.get('denoised')
-        mask = extra_inputs.dllm_mask
-        if denoised is None:
-            mask = self.slice_outputs(mask, model_inputs.seq_length)
-        return FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start, state=extra_inputs.state,
-                                denoised=denoised)
+    def slice_extra_inputs(self, extra_inputs: FocusExtraInputs | None, model_inputs: ModelInputs,
+                           model_outputs: dict[str, Any], **kwargs: Any) -> FocusExtraInputs | None:
+        """The extra inputs of the prompts' last blocks; a decode step has none."""
+        if extra_inputs is None:
+            return None
+        return FocusExtraInputs(dllm_mask=self.slice_outputs(extra_inputs.dllm_mask, model_inputs.seq_length),
+                                output_start=extra_inputs.output_start)
 
     def make_stopping_criteria(self, seqs: list[Any]) -> FocusStoppingCriteria:
         """Stops of newly prefilled sequences."""
@@ -81,28 +86,17 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
                                 output_start=torch.tensor([seq.output_start_pos for seq in seqs]))
 
     def make_extra_outputs(self, extra_inputs: FocusExtraInputs) -> FocusExtraOutputs:
-        """What the host is told beside tokens and stops."""
-        denoised = extra_inputs.denoised
-        if denoised is None:
-            return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask)
-        return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask, prefix_rows=denoised.entered,
-                                 suffix_rows=denoised.kept, evicting=denoised.kept < denoised.entered)
+        """What the host is told after a prefill beside tokens and stops."""
+        return FocusExtraOutputs(dllm_mask=extra_inputs.dllm_mask)
 
-    def settle(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs, rows: Tensor, tokens: Tensor,
-               scores: Tensor) -> tuple[Tensor, FocusExtraInputs]:
-        """Unmask, and advance the state of a decode step: token ids [S * L] and the extra inputs after the step.
+    def after_prefill(self, inputs: ModelInputs, extra_inputs: FocusExtraInputs) -> tuple[Tensor, FocusExtraInputs]:
+        """Token ids [S * L] of the prompts' last blocks, and their masks; one that the prompt fills is committed.
 
-        Prefill samples no row. It is a dense step, which would choose among all masked tokens of the prompt's own
-        block, also those that FOCUS would not let compete; it only commits a block that the prompt fills.
+        Prefill decodes nothing: it is a dense step, which would choose among all masked tokens of the prompt's own
+        block, also those that FOCUS would not let compete.
         """
-        ids = DLLMModelAgentStrategy.slice_outputs(self, inputs.input_ids.flatten(), inputs.seq_length)
-        ids, mask = ids.view(-1, self.block_size), extra_inputs.dllm_mask.view(-1, self.block_size)
-        state, denoised = extra_inputs.state, extra_inputs.denoised
-        if denoised is None:
-            ids, mask = step.unmask(ids, mask, rows, tokens, scores, self.rule)
-        else:
-            assert state is not None
-            ids, mask, state = step.settle(ids, mask, state, denoised.rightmost, rows, tokens, scores, self.rule,
-                                           self.options)
-        return ids.flatten(), FocusExtraInputs(dllm_mask=mask.flatten(), output_start=extra_inputs.output_start,
-                                               state=state, denoised=denoised)
+        ids = super().slice_outputs(inputs.input_ids.flatten(), inputs.seq_length)
+        mask = extra_inputs.dllm_mask.view(-1, self.block_size)
+        full = (mask == UNMASKED).all(1, keepdim=True)
+        mask = mask.masked_fill(full, CACHED).flatten()
+        return ids, FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start)

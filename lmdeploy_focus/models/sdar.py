@@ -13,21 +13,9 @@ class SDARLayer:
     def __init__(self, layer: SDARDecoderLayer, scale: float, eps: float) -> None:
         self.layer, self.scale, self.eps = layer, scale, eps
 
-    def queries(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Norm, QKV projection, q/k-norm and RoPE."""
-        layer, attention = self.layer, self.layer.self_attn
-        if residual is None:
-            residual = hidden
-            hidden = layer.input_layernorm(hidden)
-        else:
-            hidden, residual = layer.input_layernorm(hidden, residual)
-        query, key, value = attention.qkv_proj.split_qkv(attention.qkv_proj(hidden).flatten(0, -2))
-        query, key = attention.apply_rotary_pos_emb(attention.q_norm(query), attention.k_norm(key), *rotary)
-        return query, key, value, residual
-
-    def packed(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary, cache: KVCache, pages: Tensor,
+    def queries(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary, cache: KVCache, pages: Tensor,
                offsets: Tensor, kernels: Any, return_key: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-        """`queries` with the KV written on the way, by one kernel: q [T, H, D], k [T, Hkv, D] or None, residual."""
+        """Norm and QKV projection; then one kernel: q/k-norm, RoPE and the KV's write."""
         layer, attention = self.layer, self.layer.self_attn
         if residual is None:
             residual = hidden

@@ -1,11 +1,29 @@
-"""Importance: how much more attention a masked token receives in layer 1 than in layer 0 (FOCUS, eq. 3 and 4)."""
+"""Importance: how much attention each masked token receives from the masked ones of its block (FOCUS, eq. 3 and 4)."""
+import torch
 from torch import Tensor
 
-from ..kernels import reference
+from . import replay
+from .decoder import Model
 from .prefix import Queries
+from .view import FocusView
 
 
-def delta(first: Queries, second: Queries, candidates: Tensor) -> Tensor:
-    """[S, L] float32, importance in layer 1 minus importance in layer 0 of each masked token; 0 beyond the last."""
-    later = reference.importance(second.query, second.key, candidates, second.scale)
-    return later - reference.importance(first.query, first.key, candidates, first.scale)
+def received(model: Model, queries: Queries, view: FocusView) -> Tensor:
+    """By key head, [S, Hkv, L] float32, of a sequence's j-th masked token; zeros in a step that keeps everything.
+
+    The heads of all ranks, so that every rank adds the same numbers in the same order and picks the same rows.
+    """
+    assert view.entered is not None
+    if queries.key is None:
+        return torch.zeros((view.table.size(0), 1, view.length), device=queries.query.device)
+    partial = model.kernels.importance_partial(queries.query, queries.key, view.entered.candidates, queries.scale)
+    return partial if model.gather is None else model.gather(partial)
+
+
+def compare(view: FocusView, first: Tensor, second: Tensor) -> None:
+    """Leave both layers' importance in the view; what selection ranks is the second less the first."""
+    recorded = replay.current()
+    if recorded is not None:
+        assert view.entered is not None
+        first, second = recorded.importances(view.table, view.entered, first, second)
+    view.partials = first, second

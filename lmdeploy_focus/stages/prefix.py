@@ -3,9 +3,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..kernels.reference import kv_fill
-from .decoder import Decoder, KVCache, Layer, Rotary
-from .suffix import attend
+from .decoder import Model, Rotary
+from .suffix import Work, attend
 from .view import FocusView
 
 
@@ -14,31 +13,34 @@ class Queries:
     """A layer's queries and what the rest of the layer needs.
 
     Attributes:
-        query: [T, H, D], key: [T, Hkv, D], both after norm and RoPE.
+        query: [T, H, D], key: [T, Hkv, D], both after norm and RoPE; no key where nothing is evicted.
         residual: [1, T, E].
         scale: factor of the attention scores.
     """
     query: Tensor
-    key: Tensor
+    key: Tensor | None
     residual: Tensor
     scale: float
 
 
-def embed(decoder: Decoder, view: FocusView) -> tuple[Tensor, Rotary]:
+def embed(model: Model, view: FocusView, rows: int) -> tuple[Tensor, Rotary]:
     """Token embeddings [1, T, E] and the rotary tables of the rows."""
-    hidden = decoder.embed(view.input_ids[None])
-    return hidden, decoder.rotary(hidden, view.position_ids[None])
+    assert view.entered is not None
+    hidden = model.decoder.embed(view.entered.input_ids[:rows][None])
+    return hidden, model.decoder.rotary(hidden, view.entered.position_ids[:rows][None])
 
 
-def queries(layer: Layer, cache: KVCache, hidden: Tensor, residual: Tensor | None, rotary: Rotary,
-            view: FocusView) -> Queries:
+def queries(model: Model, index: int, hidden: Tensor, residual: Tensor | None, rotary: Rotary, view: FocusView,
+            keys: bool) -> Queries:
     """A layer up to q·k; the KV of all rows is written, evicted or not: layers 0 and 1 never miss a key."""
-    query, key, value, residual = layer.queries(hidden, residual, rotary)
-    kv_fill(key, value, *cache, view.pages, view.offsets)
+    assert view.entered is not None
+    layer, rows = model.decoder.layers[index], hidden.size(1)
+    query, key, residual = layer.queries(hidden, residual, rotary, model.caches[index], view.entered.pages[:rows],
+                                         view.entered.offsets[:rows], model.kernels, keys)
     return Queries(query, key, residual, layer.scale)
 
 
-def finish(layer: Layer, cache: KVCache, layer_queries: Queries, view: FocusView) -> tuple[Tensor, Tensor]:
+def finish(model: Model, index: int, layer_queries: Queries, view: FocusView, work: Work) -> tuple[Tensor, Tensor]:
     """The rest of the layer, from attention on: hidden and residual, [1, T, E] each."""
-    attended = attend(layer, layer_queries.query, cache, view)
-    return layer.finish(attended, layer_queries.residual)
+    attended = attend(model, index, layer_queries.query, view, view.entered, work)
+    return model.decoder.layers[index].finish(attended, layer_queries.residual)

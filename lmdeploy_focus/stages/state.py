@@ -1,9 +1,10 @@
 """FocusState: what a sequence remembers from one denoising step of a block to the next."""
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+
+from ..kernels.layout import FIELDS, state_columns, state_width
 
 
 def pack_bits(flags: Tensor) -> Tensor:
@@ -18,42 +19,79 @@ def unpack_bits(bits: Tensor, length: int) -> Tensor:
     return ((bits[:, None] >> shifts) & 1).bool()
 
 
-@dataclass
 class FocusState:
-    """One row a running sequence, all tensors on the device; token ids and masks are LMDeploy's own step inputs.
+    """One row a sequence in a table on the device, [S, state_width(L)] int64, at an address that never changes.
 
-    LMDeploy sends step t+1 before it has seen step t, so this state never visits the host: it is merged after prefill,
-    reindexed with the batch and advanced by the step itself.
+    LMDeploy sends step t+1 before it has seen step t, so this state never visits the host: sequences are appended after
+    prefill, reindexed with the batch, and advanced by the step itself. Rows from `count` on belong to none.
 
-    Attributes:
-        uncached: [S] int64, bit i is set while position i of the block still enters the step (delayed cache).
-        progress: [S] int64, rightmost block position that has been through all layers in this block, -1 if none.
-        decoded: [S] int64, tokens decoded by the decode steps of this block.
-        steps: [S] int64, decode steps of this block that decoded at least one token.
+    Columns, each [S] unless noted:
+        ids: [S, L] token ids of the block, the mask token where undecided.
+        pending_ids: [S, L] those of the block before it, while it waits for its commit.
+        masked: map of the positions that wait for their token.
+        uncached: map of the positions that still enter the step (delayed cache).
+        pending: map of the positions of the finished block that this step commits.
+        progress: rightmost block position that has been through all layers in this block, -1 if none.
+        decoded: tokens decoded by the decode steps of this block.
+        steps: decode steps of this block that decoded at least one token.
+        history: tokens before the block, a finished one included.
+        appendable: tokens that may still be appended, counted from the start of the block.
+        random_offset: place in the sequence's random stream.
+        output_start: text position of the first generated token.
+        alive: 1 while the sequence runs; others enter no row.
+        alpha: float64, factor of the budget.
+        threshold: float64, confidence from which on a token is decided.
     """
-    uncached: Tensor
-    progress: Tensor
-    decoded: Tensor
-    steps: Tensor
 
-    @classmethod
-    def fresh(cls, progress: Tensor) -> 'FocusState':
-        """The state at the start of a block; `progress` [S] is L-1 after a dense denoising in prefill, else -1."""
-        zeros = torch.zeros_like(progress, dtype=torch.int64)
-        return cls(uncached=zeros - 1, progress=progress.long(), decoded=zeros, steps=zeros.clone())
+    def __init__(self, sequences: int, length: int, device: torch.device | str) -> None:
+        self.length, self.count = length, 0
+        self.table = torch.zeros((sequences, state_width(length)), dtype=torch.int64, device=device)
 
-    def merge(self, other: 'FocusState') -> 'FocusState':
-        """Append the rows of `other`."""
-        return self._map(lambda name, value: torch.cat([value, getattr(other, name)]))
+    @property
+    def columns(self) -> SimpleNamespace:
+        """Views of the running sequences' columns."""
+        return state_columns(self.table[:self.count], self.length)
 
-    def reindex(self, indices: Tensor) -> 'FocusState':
-        """Keep the rows `indices` [S'], in that order."""
-        return self._map(lambda name, value: value[indices])
+    def append(self, rows: Tensor) -> None:
+        """Add sequences, of :func:`first_rows`."""
+        end = self.count + rows.size(0)
+        self.table[self.count:end] = rows
+        self.count = end
 
-    def restart(self, finished: Tensor) -> 'FocusState':
-        """Rows where `finished` [S] is set begin a new block."""
-        start = FocusState.fresh(torch.full_like(self.progress, -1))
-        return self._map(lambda name, value: torch.where(finished, getattr(start, name), value))
+    def clear(self) -> None:
+        """Drop all sequences."""
+        self.table.zero_()
+        self.count = 0
 
-    def _map(self, function: Callable[[str, Tensor], Tensor]) -> 'FocusState':
-        return FocusState(**{f.name: function(f.name, getattr(self, f.name)) for f in fields(self)})
+    def take(self, indices: Tensor) -> None:
+        """Keep the sequences `indices` [S'], in that order."""
+        alive, before, self.count = FIELDS.index('alive') + 2 * self.length, self.count, indices.size(0)
+        self.table[:self.count] = self.table[indices]
+        self.table[self.count:before, alive] = 0
+
+
+def first_rows(ids: Tensor, masked: Tensor, history: Tensor, appendable: Tensor, output_start: Tensor,
+               random_offset: Tensor, alpha: float, threshold: float) -> Tensor:
+    """Rows of a state table, [S, state_width(L)] int64, for sequences at the start of a block.
+
+    Nothing of the block counts as having been through the layers, also where prefill has run it: its KV of masked
+    positions is not to be seen.
+
+    Args:
+        ids: [S, L] int64.
+        masked: [S, L] bool, positions that wait for their token.
+        history, appendable, output_start, random_offset: [S] int64.
+        alpha, threshold: see :class:`FocusState`.
+    """
+    sequences, length = ids.shape
+    rows = torch.zeros((sequences, state_width(length)), dtype=torch.int64, device=ids.device)
+    columns = state_columns(rows, length)
+    columns.ids.copy_(ids)
+    columns.masked.copy_(pack_bits(masked))
+    columns.history.copy_(history)
+    columns.appendable.copy_(appendable)
+    columns.output_start.copy_(output_start)
+    columns.random_offset.copy_(random_offset)
+    for name, value in {'uncached': -1, 'progress': -1, 'alive': 1, 'alpha': alpha, 'threshold': threshold}.items():
+        getattr(columns, name).fill_(value)
+    return rows

@@ -1,76 +1,45 @@
-"""One denoising step of a block, as the paper's algorithm: calls, no tensor arithmetic."""
-from dataclasses import dataclass
+"""One denoising step of a block, as the paper's algorithm: calls, no tensor arithmetic.
 
+Each part takes a number of rows: on a GPU a bucket that a CUDA graph was captured for, on a CPU what there is.
+"""
 from torch import Tensor
 
-from . import budget, compact, delayed_cache, importance, prefix, select, suffix
-from .decoder import Decoder, KVCache
-from .state import FocusState
-from .unmask import UnmaskRule, unmask
-from .view import FocusView, entering_view
+from . import compact, delayed_cache, importance, prefix, select, suffix, unmask
+from .decoder import Model
+from .step_options import StepOptions
+from .suffix import Kept
+from .view import FocusView
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """The options of a step; names and values are those of the user's options."""
-    alpha: float
-    selection: str
-    keep: int | None
-    cache: str
-    kv_visible: str
-    commit: str
-    sequential: int = 0
+def enter(model: Model, view: FocusView, options: StepOptions) -> None:
+    """Which rows are not cached yet."""
+    delayed_cache.enter(model, view, options)
 
 
-@dataclass
-class Denoised:
-    """What a step leaves before sampling.
+def rank(model: Model, view: FocusView, options: StepOptions, evicting: bool, rows: int) -> Kept:
+    """Prefix, importance, budget and selection on T rows: what layer 1 goes on with, of all of them."""
+    hidden, rotary = prefix.embed(model, view, rows)
+    first = prefix.queries(model, 0, hidden, None, rotary, view, evicting)
+    hidden, residual = prefix.finish(model, 0, first, view, suffix.work(model, view.entered, first.query))
+    second = prefix.queries(model, 1, hidden, residual, rotary, view, evicting)
 
-    Attributes:
-        hidden: [1, N, E] final hidden states of the kept rows.
-        entered, kept: views of the rows before and after eviction.
-        delta: [S, L] importance delta of the masked tokens in block order, None in a step without eviction.
-    """
-    hidden: Tensor
-    entered: FocusView
-    kept: FocusView
-    delta: Tensor | None
+    importance.compare(view, importance.received(model, first, view), importance.received(model, second, view))
+    select.plan(model, view, options, evicting)
+    return Kept(second.query, second.residual[0], *rotary)
 
 
-def enter(ids: Tensor, mask: Tensor, state: FocusState, history: Tensor, page_table: Tensor, page_size: int,
-          max_kv: int, options: StepOptions) -> FocusView:
-    """The rows of the blocks that are not cached yet."""
-    entering = delayed_cache.entering(state, mask, options.cache, options.commit == 'full')
-    view = entering_view(ids, entering, mask, history, page_table, page_size, history, max_kv)
-    view.kv_len = delayed_cache.visible(history, view.rightmost(), state, options.kv_visible)
-    return view
+def evict(model: Model, view: FocusView, entered: Kept, rows: int) -> Kept:
+    """Only the N kept rows go on."""
+    return compact.take(model, view, entered, rows)
 
 
-def denoise(decoder: Decoder, caches: list[KVCache], view: FocusView, state: FocusState, options: StepOptions,
-            evicting: bool) -> Denoised:
-    """Prefix, importance, budget, selection, compaction, suffix."""
-    hidden, rotary = prefix.embed(decoder, view)
-    first = prefix.queries(decoder.layers[0], caches[0], hidden, None, rotary, view)
-    hidden, residual = prefix.finish(decoder.layers[0], caches[0], first, view)
-    if not evicting:
-        return Denoised(suffix.run(decoder, caches, hidden, residual, rotary, view, 1), view, view, None)
-    second = prefix.queries(decoder.layers[1], caches[1], hidden, residual, rotary, view)
-
-    rows, positions = view.candidates()
-    delta = importance.delta(first, second, rows)
-    budgets = budget.allot((rows >= 0).sum(1), state, options.alpha, options.keep)
-    keep = select.keep_rows(delta, rows, positions, budgets, view, state.progress, options.selection,
-                            options.keep is not None, options.sequential)
-
-    kept, index = compact.take(view, keep, view.kv_len)
-    kept.kv_len = delayed_cache.visible(view.history, kept.rightmost(), state, options.kv_visible)
-    second, rotary = compact.take_queries(second, rotary, index)
-    hidden, residual = prefix.finish(decoder.layers[1], caches[1], second, kept)
-    return Denoised(suffix.run(decoder, caches, hidden, residual, rotary, kept, 2), view, kept, delta)
+def denoise(model: Model, view: FocusView, kept: Kept) -> Tensor:
+    """The rest of the model on N rows: their final hidden states [N, E]."""
+    return suffix.run(model, view, kept)
 
 
-def settle(ids: Tensor, mask: Tensor, state: FocusState, rightmost: Tensor, rows: Tensor, tokens: Tensor,
-           scores: Tensor, rule: UnmaskRule, options: StepOptions) -> tuple[Tensor, Tensor, FocusState]:
-    """Unmask the sampled tokens, then freeze what is final: ids and mask [S, L] and the state after the step."""
-    new_ids, new_mask = unmask(ids, mask, rows, tokens, scores, rule)
-    return new_ids, new_mask, delayed_cache.advance(state, mask, new_mask, rightmost, options.cache)
+def decide(model: Model, view: FocusView, options: StepOptions, hidden: Tensor, rows: int,
+           sampler: unmask.Sampler) -> Tensor:
+    """Sample R rows, unmask, freeze what is final, stop what has ended: the step's report."""
+    tokens, scores = unmask.sample(model, view, hidden, rows, sampler)
+    return unmask.settle(model, view, options, tokens, scores)

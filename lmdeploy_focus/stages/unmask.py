@@ -1,28 +1,19 @@
-"""Unmasking: which of the sampled tokens are accepted (block diffusion's confidence rules, on the kept rows only)."""
-from dataclasses import dataclass
+"""Unmasking: head and sampling on the masked kept rows, and what follows from it for the block."""
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .view import CACHED, MASKED, UNMASKED
+from . import replay
+from .decoder import Model
+from .step_options import StepOptions
+from .view import FocusView
 
-
-@dataclass(frozen=True)
-class UnmaskRule:
-    """How many positions a step decides.
-
-    Attributes:
-        strategy: 'low_confidence_dynamic', 'low_confidence_static' or 'sequential'.
-        threshold: dynamic: every candidate at least this confident is decided, and always the most confident one.
-        denoising_steps: static and sequential: a block is decided in this many steps.
-    """
-    strategy: str
-    threshold: float
-    denoising_steps: int
-
-    def tokens_per_step(self, length: int) -> int:
-        """Positions a step of the static and sequential strategies, rounded up: no block takes more steps."""
-        return -(-length // self.denoising_steps)
+# Logits [R, V], how many rows are real [1], their sequences and block positions [R] -> tokens [R] int64, confidence
+# [R] float32.
+Sampler = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# Rows whose logits exist at a time: a vocabulary of 152k makes 0.3 GB of them in bf16.
+_CHUNK = 1024
 
 
 def confidence(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -31,44 +22,40 @@ def confidence(logits: Tensor, tokens: Tensor) -> Tensor:
     return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).exp()
 
 
-def unmask(ids: Tensor, mask: Tensor, rows: Tensor, tokens: Tensor, scores: Tensor,
-           rule: UnmaskRule) -> tuple[Tensor, Tensor]:
-    """Accept tokens; a block that was complete on input becomes CACHED.
+def logits(model: Model, view: FocusView, hidden: Tensor, start: int, end: int) -> Tensor:
+    """Logits [end - start, V] of sampled rows, of hidden states [N, E]."""
+    assert view.plan is not None
+    return model.head(hidden[view.plan.sampled[start:end]])
 
-    Args:
-        ids: [S, L] int64 token ids before the step.
-        mask: [S, L] uint8 before the step.
-        rows: [R] int64, sampled positions as s * L + position; those that are not masked, and -1, are ignored.
-        tokens: [R] int64 sampled tokens.
-        scores: [R] float32 their confidence.
+
+def sample(model: Model, view: FocusView, hidden: Tensor, rows: int, sampler: Sampler) -> tuple[Tensor, Tensor]:
+    """Tokens and confidences [R] of the sampled rows."""
+    assert view.plan is not None
+    tokens, scores = [], []
+    for start in range(0, max(rows, 1), _CHUNK):
+        end = min(start + _CHUNK, rows)
+        real = (view.plan.sampled_start[-1:] - start).clamp(0, end - start)
+        drawn = sampler(logits(model, view, hidden, start, end), real, view.plan.sampled_sequence[start:end],
+                        view.plan.sampled_position[start:end])
+        tokens.append(drawn[0])
+        scores.append(drawn[1])
+    if len(tokens) == 1:
+        return tokens[0], scores[0]
+    return torch.cat(tokens), torch.cat(scores)
+
+
+def settle(model: Model, view: FocusView, options: StepOptions, tokens: Tensor, scores: Tensor) -> Tensor:
+    """Accept tokens (every one that is confident enough, the best one always), advance the state, find what stops.
 
     Returns:
-        ids and mask after the step, new tensors.
+        The step's report, [S, report_width(L)] int64.
     """
-    length = mask.size(1)
-    # one spare slot takes the rows that are none
-    frame = torch.full((mask.numel() + 1, ), float('-inf'), device=mask.device)
-    rows = torch.where(rows >= 0, rows, mask.numel())
-    # logits that are not numbers rank last, but a block with nothing else still moves on
-    frame[rows] = scores.nan_to_num(nan=-1.0)
-    proposed = torch.cat([ids.flatten(), ids.new_zeros(1)])
-    proposed[rows] = tokens
-    proposed = proposed[:-1]
-    score = frame[:-1].view_as(mask).masked_fill(mask != MASKED, float('-inf'))
-    candidate = score > float('-inf')
-    if rule.strategy == 'low_confidence_dynamic':
-        best = torch.zeros_like(candidate).scatter(1, score.argmax(1, keepdim=True), True)
-        accepted = candidate & (best | (score >= rule.threshold))
-    elif rule.strategy == 'low_confidence_static':
-        count = rule.tokens_per_step(length)
-        best = score.sort(dim=1, descending=True, stable=True).indices[:, :count]  # ties: smaller position first
-        accepted = candidate & torch.zeros_like(candidate).scatter(1, best, True)
-    elif rule.strategy == 'sequential':
-        masked = mask == MASKED
-        accepted = candidate & (masked.cumsum(1) <= rule.tokens_per_step(length))
-    else:
-        raise ValueError(f'dllm_unmasking_strategy={rule.strategy!r} is not one of low_confidence_dynamic, '
-                         'low_confidence_static, sequential')
-    complete = (mask == UNMASKED).all(1, keepdim=True)
-    new_mask = torch.where(complete, CACHED, torch.where(accepted, UNMASKED, mask)).to(mask.dtype)
-    return torch.where(accepted, proposed.view_as(ids), ids), new_mask
+    assert view.entered is not None and view.plan is not None
+    recorded = replay.current()
+    if recorded is not None:
+        tokens, scores = recorded.decisions(view.table, view.plan, tokens, scores)
+    view.report = model.kernels.settle(
+        view.table, view.entered, view.plan, view.pace, tokens, scores, view.stop_words, options.mask_token,
+        view.length, strategy=options.strategy, tokens_per_step=options.tokens_per_step, cache=options.cache,
+        full_commit=options.commit == 'full', report=view.report)
+    return view.report

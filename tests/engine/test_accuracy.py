@@ -10,7 +10,7 @@ PROMPT_LIMIT = 288
 def run(pipelines, decode):
     """Returns a function: items a task, token limit, tasks, engine options -> right answers, rows per decoded token."""
     from eval.demo_models import tasks
-    from lmdeploy_focus import run_stats
+    from lmdeploy_focus import activate, run_stats
 
     def chosen(pipe, per_task, kinds):
         tokenizer = pipe.async_engine.tokenizer.model.model
@@ -28,8 +28,10 @@ def run(pipelines, decode):
         device = {'device_type': 'cpu', 'dtype': 'float32', 'num_gpu_blocks': 1024}
         if torch.cuda.is_available():
             device = {'device_type': 'cuda', 'max_batch_size': 256, 'num_gpu_blocks': 4096}
+        activate()  # stock's steps are counted too
         pipe = pipelines(**device, **options)
-        tokenizer, items, before = pipe.async_engine.tokenizer.model.model, chosen(pipe, per_task, kinds), run_stats(pipe)
+        tokenizer, items = pipe.async_engine.tokenizer.model.model, chosen(pipe, per_task, kinds)
+        before = run_stats(pipe)
         answers = decode(pipe, [item.prompt for item in items], max_new_tokens=limit)
         verdicts = tasks.score(items, [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers])
         spent = {name: value - before[name] for name, value in run_stats(pipe).items()}

@@ -6,6 +6,17 @@ import torch
 WHOLE = {'focus_policy': 'never', 'focus_cache': 'off'}
 
 
+def check_fresh(state, count):
+    """The newest `count` sequences of a state are at the start of a block."""
+    assert state.count >= count
+    newest = {name: value[state.count - count:] for name, value in vars(state.columns).items()}
+    assert newest['uncached'].eq(-1).all()
+    assert newest['progress'].eq(-1).all()
+    assert newest['alive'].all()
+    for name in ('pending', 'decoded', 'steps'):
+        assert not newest[name].any()
+
+
 @pytest.fixture
 def merged(monkeypatch):
     """The states that prefill hands to decoding, one a merged batch, checked to be fresh."""
@@ -15,13 +26,8 @@ def merged(monkeypatch):
 
     def merge_prefill(self, inputs, *args):
         original(self, inputs, *args)
-        count = inputs.seq_length.numel()
-        state = self.extra_inputs.state
-        seen.append(count)
-        assert state.uncached[-count:].tolist() == [-1] * count
-        assert state.progress[-count:].tolist() == [-1] * count
-        assert not state.decoded[-count:].any()
-        assert not state.steps[-count:].any()
+        seen.append(inputs.seq_length.numel())
+        check_fresh(self.state, seen[-1])
 
     monkeypatch.setattr(FocusStepInputs, 'merge_prefill', merge_prefill)
     return seen
@@ -116,8 +122,14 @@ def test_preemption(pipelines, demo_items, merged, preempted, options):
     assert manager.get_num_free_gpu_blocks() == free
 
 
-def test_the_fixture_sees_stale_state():
-    """Red when the check above could not fail: a state after some steps is not fresh."""
-    from lmdeploy_focus.stages.state import FocusState
-    state = FocusState.fresh(torch.tensor([-1]))
-    assert FocusState(state.uncached & ~1, state.progress, state.decoded, state.steps).uncached.tolist() != [-1]
+@pytest.mark.parametrize('name,value', [('uncached', 14), ('progress', 3), ('pending', 8), ('decoded', 1), ('steps', 1),
+                                        ('alive', 0)])
+def test_the_fixture_sees_stale_state(name, value):
+    """Red when: the check above could not fail: a state after some steps is not fresh."""
+    from lmdeploy_focus.stages.state import FocusState, first_rows
+    state, one = FocusState(3, 4, 'cpu'), torch.ones(2, dtype=torch.int64)
+    state.append(first_rows(one[:, None].repeat(1, 4), one[:, None].repeat(1, 4) > 0, one, one, one, one, 1.5, .8))
+    check_fresh(state, 2)
+    getattr(state.columns, name)[1] = value
+    with pytest.raises(AssertionError):
+        check_fresh(state, 1)

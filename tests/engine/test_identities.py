@@ -27,11 +27,11 @@ def test_keeping_everything_takes_the_eviction_path(pipelines, decode, prompts, 
     """Red when focus_keep=L is short-circuited, which would make the identity above worthless."""
     from lmdeploy_focus.stages import compact, select
     calls = []
-    for module, name in ((select, 'keep_rows'), (compact, 'take')):
+    for module, name in ((select, 'plan'), (compact, 'take')):
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, _f=original, _n=name, **k: calls.append(_n) or _f(*a, **k))
     decode(pipelines(dtype='float32', focus_keep=32), prompts[:2])
-    assert {'keep_rows', 'take'} <= set(calls)
+    assert {'plan', 'take'} <= set(calls)
 
 
 def test_whole_blocks_without_freezing_are_stock(pipelines, decode, prompts):

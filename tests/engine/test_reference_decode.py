@@ -120,7 +120,8 @@ def test_counters_are_the_references(pipelines, decode, encoded, reference_model
     pipe = pipelines(dtype='float32', dllm_confidence_threshold=0.8)
     for prompt, ids in list(zip(*encoded, strict=True))[:6]:
         margins = Margins(1, 0.8)
-        options = reference_decode.DecodeOptions(**FOCUS, threshold=0.8, max_new=MAX_NEW, final_commit=False)
+        options = reference_decode.DecodeOptions(**FOCUS, threshold=0.8, max_new=MAX_NEW, final_commit=False,
+                                                 early_stop=True)
         wanted = reference_decode.decode(reference_model(torch.float32), [ids], options, margins)[0].counters
         before = run_stats(pipe)
         decode(pipe, [prompt], max_new_tokens=MAX_NEW)
@@ -128,6 +129,7 @@ def test_counters_are_the_references(pipelines, decode, encoded, reference_model
         if margins.close[0]:
             continue
         counted.pop('blocks')
+        assert counted.pop('deferred_steps') == 0
         assert counted == {name: getattr(wanted, name) for name in counted}
 
 
@@ -142,39 +144,41 @@ class EngineStep:
     scores: torch.Tensor
     new_ids: torch.Tensor
     new_masked: torch.Tensor
+    stopped: bool
 
 
 @pytest.fixture
 def recorder(monkeypatch):
     """Records the decode steps of a one-sequence batch."""
-    from lmdeploy_focus.engine.strategy import FocusModelAgentStrategy
+    from lmdeploy_focus.kernels.layout import report_columns, state_columns
+
+    from lmdeploy_focus.stages import unmask
+    from lmdeploy_focus.stages.state import unpack_bits
     steps = []
-    original = FocusModelAgentStrategy.settle
+    original = unmask.settle
 
-    def settle(self, inputs, extra_inputs, rows, tokens, scores):
-        mask_in, ids_in = extra_inputs.dllm_mask.cpu().clone(), inputs.input_ids.flatten().cpu().clone()
-        new_ids, after = original(self, inputs, extra_inputs, rows, tokens, scores)
-        denoised = extra_inputs.denoised
-        if denoised is not None:
-            length = self.block_size
-            real = rows >= 0
+    def settle(model, view, options, tokens, scores):
+        state, length = state_columns(view.table[:1].cpu(), view.length), view.length
+        kept = unpack_bits(view.plan.current[:1].cpu(), length)[0]
+        if not kept.any():  # the sequence has stopped: LMDeploy had sent the step before it knew
+            return original(model, view, options, tokens, scores)
+        masked, ids = unpack_bits(state.masked, length)[0], state.ids[0].clone()
+        places = (kept & masked).nonzero().flatten()
 
-            def frame(value, fill):
-                full = torch.full((length, ), fill, dtype=value.dtype)
-                full[rows[real].cpu()] = value[real].cpu()
-                return full
+        def frame(value, fill):
+            full = torch.full((length, ), fill, dtype=value.dtype)
+            full[places] = value[:len(places)].cpu()
+            return full
 
-            kept = torch.zeros(length, dtype=torch.bool)
-            kept[denoised.position[real].cpu()] = True
-            delta = torch.full((length, ), float('nan'))
-            if denoised.delta is not None:
-                valid = denoised.positions[0] >= 0
-                delta[denoised.positions[0][valid]] = denoised.delta[0][valid]
-            steps.append(EngineStep(ids_in, mask_in == 0, kept, delta, frame(tokens, -1), frame(scores, -1.0),
-                                    new_ids.cpu().clone(), after.dllm_mask.cpu() == 0))
-        return new_ids, after
+        delta = torch.full((length, ), float('nan'))
+        first, second = (part[0].sum(0).cpu() for part in view.partials)
+        delta[masked] = (second - first)[:masked.sum()]
+        report = report_columns(original(model, view, options, tokens, scores)[:1].cpu().clone(), length)
+        steps.append(EngineStep(ids, masked, kept & masked, delta, frame(tokens, -1), frame(scores, -1.0),
+                                report.ids[0], unpack_bits(report.masked, length)[0], bool(report.stopped[0])))
+        return view.report
 
-    monkeypatch.setattr(FocusModelAgentStrategy, 'settle', settle)
+    monkeypatch.setattr(unmask, 'settle', settle)
     return steps
 
 
@@ -199,7 +203,8 @@ def test_step_by_step(dtype, device, pipelines, decode, encoded, reference_model
     any part of a step differs by more than the dtype's noise, also where tokens happen to agree.
     """
     from eval.demo_models import reference_decode
-    pipe = pipelines(dtype=dtype, dllm_confidence_threshold=0.8, device_type=device)
+    # a graph would not call what records
+    pipe = pipelines(dtype=dtype, dllm_confidence_threshold=0.8, device_type=device, eager_mode=True)
     model = reference_model(torch.float32 if dtype == 'float32' else torch.bfloat16)
     noise = NOISE[dtype]
     options = reference_decode.DecodeOptions(**FOCUS, threshold=0.8, max_new=MAX_NEW, final_commit=False)
@@ -209,24 +214,20 @@ def test_step_by_step(dtype, device, pipelines, decode, encoded, reference_model
         recorder.clear()
         decode(pipe, [prompt], max_new_tokens=MAX_NEW)
         run = reference_decode.BlockDecode(model, [ids], options)
-        if recorder[0].ids.tolist() != run.state.ids[0].tolist():
-            assert dtype != 'float32'
-            continue  # prefill has decided a near-tie otherwise: the states are not the same from the start
         for step in recorder:
-            if not run.running:
-                break
+            if not run.state.masked.any():
+                run.step()  # the commit, a step of its own here
             assert step.ids.tolist() == run.state.ids[0].tolist()
             assert step.masked.tolist() == run.state.masked[0].tolist()
             own = _own_decisions(run)
+            unmasked = step.masked & ~step.new_masked
             record = run.step(reference_decode.Forced(kept=step.kept[None], ids=step.new_ids[None],
-                                                      unmasked=(step.masked & ~step.new_masked)[None]))
-            if step.masked.any():
-                total += 1
-                if device == 'cpu':  # the fixed buffers of a GPU do not tell the deltas
-                    worst[0] = max(worst[0], float((step.delta - record['delta'][0])[step.masked].abs().max()))
-                same = (step.scores >= 0) & (step.tokens == record['argmax'][0])
-                worst[1] = max([worst[1], *(step.scores - record['confidence'][0])[same].abs().tolist()])
-                different += _check_near_tie(step, record, own, noise)
+                                                      unmasked=unmasked[None]))
+            total += 1
+            worst[0] = max(worst[0], float((step.delta - record['delta'][0])[step.masked].abs().max()))
+            same = (step.scores >= 0) & (step.tokens == record['argmax'][0])
+            worst[1] = max([worst[1], *(step.scores - record['confidence'][0])[same].abs().tolist()])
+            different += _check_near_tie(step, record, own, noise)
     print(f'{dtype}: {total} steps, {different} near-ties decided otherwise, largest difference of an importance delta '
           f'{worst[0]:.2g}, of a confidence {worst[1]:.2g}')
     assert total > 150
@@ -259,7 +260,8 @@ def _check_near_tie(step, record, own, noise):
         assert bool((gap < noise.confidence).all()), 'another token, though not a near-tie'
         different = True
     unmasked = masked & ~step.new_masked
-    if not torch.equal(unmasked, record_unmasked(record, candidates)):
+    # where an answer ends early, the rest of its block counts as decided
+    if not step.stopped and not torch.equal(unmasked, record_unmasked(record, candidates)):
         changed = unmasked ^ record_unmasked(record, candidates)
         confidence = record['confidence'][0]
         best = torch.where(candidates, confidence, -1.0).max()

@@ -1,134 +1,188 @@
-"""What must hold for the Triton plan, interpreted or compiled; run as a program it checks the small shapes."""
-from dataclasses import fields
+"""What must hold for the Triton plan, interpreted or compiled; run as a module it checks the small shapes."""
 from typing import Any
 
 import torch
-from lmdeploy_focus.kernels import reference_plan
-from lmdeploy_focus.kernels.plan import Plan, plan
+from lmdeploy_focus.kernels import reference_enter, reference_plan
+from lmdeploy_focus.kernels.layout import Plan, Rows, state_columns
+from lmdeploy_focus.kernels.plan import plan
 from torch import Tensor
 
-SMALL = [(1, 4, 1), (3, 16, 2), (17, 32, 3), (17, 64, 8), (5, 7, 1)]  # S, L, key heads
-LARGE = [(600, 4, 1), (1100, 8, 2), (512, 16, 8), (256, 32, 8), (256, 64, 4), (1, 64, 8), (513, 33, 5)]
+from .enter_checks import expect_refusals
+from .rows_cases import (
+    PAGE_SIZE,
+    UNLIMITED,
+    assert_same,
+    assert_told,
+    assert_untouched,
+    cuts,
+    dirty,
+    make_pace,
+    make_state,
+)
+
+SMALL = [(1, 4, 1), (3, 16, 2), (17, 32, 3), (3, 64, 8), (5, 7, 1), (6, 33, 2)]  # S, L, key heads
+LARGE = [(17, 64, 8), (600, 4, 1), (1100, 8, 2), (512, 16, 8), (256, 32, 8), (256, 64, 4), (1, 64, 8), (513, 33, 5)]
 OPTIONS: list[dict[str, Any]] = [
     {}, {'kv_visible': 'reference'}, {'sequential': 2}, {'keep': 1}, {'keep': 64}, {'keep': 3, 'sequential': 4},
     {'selection': 'bottom'}, {'selection': 'random'}, {'selection': 'random', 'keep': 2, 'kv_visible': 'reference'}]
 
 
-def pack(flags: Tensor) -> Tensor:
-    """[S, L] bool -> [S] int64."""
-    return (flags.long() << torch.arange(flags.size(1))).sum(1)
-
-
-def make(shape: tuple[int, int, int], device: str, seed: int = 0, full: bool = False) -> dict[str, Any]:
-    """Arguments of a plan: 0, 1, L and other numbers of masked tokens; deltas wide apart, equal, and of two values (a
-    threshold met exactly, ties in the ranking); sequences without a row unless `full`."""
+def make_partials(shape: tuple[int, int, int], device: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Importance in layers 0 and 1, [S, Hkv, L] each: deltas wide apart, equal, and of two values (a threshold met
+    exactly, ties in the ranking)."""
     sequences, length, kv_heads = shape
     random = torch.Generator().manual_seed(seed + sum(shape))
-
-    def draw(low: int, high: int, *size: int) -> Tensor:
-        return torch.randint(low, high, size or (sequences,), generator=random)
-
-    share = torch.tensor([0., .02, .5, .9, 1.])[draw(0, 5)][:, None]
-    masked = torch.rand(sequences, length, generator=random) < share
-    entering = masked | (torch.rand(sequences, length, generator=random) < .4)
-    ends = torch.where(draw(0, 2) == 0, length, draw(1, length + 1))[:, None]  # progress may lie beyond all rows
-    masked, entering = masked & (torch.arange(length) < ends), entering & (torch.arange(length) < ends)
-    if full:
-        entering[:, 0] |= ~entering.any(1)
-    else:
-        empty = draw(0, 6) == 0
-        entering = entering & ~empty[:, None]  # their masked positions are none of this step's
-    beyond = (draw(0, 2) * -1) << length if length < 64 else 0  # bits that are no positions
-    kind = draw(0, 3)[:, None, None]
+    kind = torch.randint(0, 3, (sequences, 1, 1), generator=random)
     partials = []
     for _ in range(2):
         wide = torch.randn(sequences, kv_heads, length, generator=random) * 4
-        two = draw(0, 2, sequences, kv_heads, length) * (torch.arange(kv_heads) == 0)[:, None] / 8
+        two = torch.randint(0, 2, wide.shape, generator=random) * (torch.arange(kv_heads) == 0)[:, None] / 8
         partials.append(torch.where(kind == 0, wide, torch.where(kind == 1, two, 0.5)))
-    partials[0] = torch.where(kind == 0, partials[0], 0.25)
-    steps = draw(0, 4)
-    arguments = {
-        'first': partials[0], 'second': partials[1], 'entering': pack(entering) | beyond,
-        'masked': pack(masked) | beyond,
-        'q_start': torch.cat([torch.zeros(1, dtype=torch.int64), entering.sum(1).cumsum(0)]),
-        'history': draw(0, 50) * length, 'page_table': draw(1, 2**31 - 1, sequences, 80).int(), 'page_size': 48,
-        'progress': draw(-1, length), 'decoded': torch.tensor([1, 2, 3, 10, 10])[draw(0, 5)] * steps, 'steps': steps,
-        'alpha': torch.tensor([1., 1.1, 1.2, 1.5, 2.7], dtype=torch.float64)[draw(0, 5)]}
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    return torch.where(kind == 0, partials[0], 0.25).to(device), partials[1].to(device)
 
 
-def assert_same(actual: Plan, expected: Plan) -> None:
-    """All fields, bit for bit."""
-    for f in fields(Plan):
-        a, b = getattr(actual, f.name), getattr(expected, f.name)
-        assert a.dtype == b.dtype and a.equal(b), (f.name, a, b)
+def make(shape: tuple[int, int, int], device: str, seed: int = 0, limit: int = UNLIMITED,
+         turn: int = 0) -> dict[str, Any]:
+    """Arguments of a plan but for its pace, behind an enter with this limit."""
+    sequences, length, _ = shape
+    table, page_table = make_state(sequences, length, device, seed)
+    entered = reference_enter.enter(table, page_table, PAGE_SIZE, make_pace(device, (limit, 0, 0), turn), length,
+                                    out=dirty(Rows, sequences, length, sequences * 2 * length, device))
+    first, second = make_partials(shape, device, seed)
+    return {'first': first, 'second': second, 'table': table, 'entered': entered, 'length': length}
+
+
+def wants(arguments: dict[str, Any], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """[S] rows that each sequence would like to keep, and to sample."""
+    result = reference_plan.plan(**arguments, **options, pace=make_pace(str(arguments['table'].device)))
+    return result.start.diff().cpu(), result.sampled_start.diff().cpu()
+
+
+def check_step(arguments: dict[str, Any], options: dict[str, Any], limits: tuple[int, int], turn: int,
+               capacity: int) -> Plan:
+    """Every value of the twin, in the buffers of a longer step, and nothing beyond."""
+    table, length = arguments['table'], arguments['length']
+    device = table.device.type
+    pace, twins = (make_pace(device, (-1, *limits), turn) for _ in range(2))
+    before = table.clone()
+    out = dirty(Plan, table.size(0), length, capacity, device)
+    assert plan(**arguments, **options, pace=pace, out=out) is out
+    expected = reference_plan.plan(**arguments, **options, pace=twins,
+                                   out=dirty(Plan, table.size(0), length, capacity, device))
+    assert_same(out, expected, *limits)
+    assert_told(pace, twins)
+    assert_untouched(out)
+    assert table.equal(before)
+    return out
 
 
 def check_twin(shape: tuple[int, int, int], options: dict[str, Any], device: str, seeds: int = 2) -> None:
-    """Every value of the twin, in buffers that held something else."""
+    """Limits of every kind, behind an enter that let all in and one that did not, with room to spare and without."""
+    sequences, length, _ = shape
     for seed in range(seeds):
-        arguments = make(shape, device, seed)
-        out = Plan.empty(*shape[:2], device)
-        for f in fields(Plan):
-            getattr(out, f.name).fill_(-7)
-        assert plan(**arguments, **options, out=out) is out
-        assert_same(out, reference_plan.plan(**arguments, **options))
+        turn = 7 * seed + 3
+        arguments = make(shape, device, seed, turn=turn)
+        rows, sampled = wants(arguments, options)
+        roomy = sequences * 2 * length + 600 * seed
+        check_step(arguments, options, (UNLIMITED, UNLIMITED), turn, roomy)
+        check_step(arguments, options, (UNLIMITED, UNLIMITED), turn, int(rows.sum()) // 2)
+        for limit, sampled_limit in zip(cuts(rows, turn, seed), cuts(sampled, turn, seed), strict=True):
+            check_step(arguments, options, (limit, UNLIMITED), turn, roomy)
+            check_step(arguments, options, (roomy, sampled_limit), turn, roomy)
+            check_step(arguments, options, (limit, sampled_limit), turn, roomy)
+        late = make(shape, device, seed, int(arguments['entered'].start[-1]) // 2, turn)
+        check_step(late, options, (UNLIMITED, UNLIMITED), turn, roomy)
+        check_step(late, options, (int(wants(late, options)[0].sum()) // 2, UNLIMITED), turn, roomy)
+
+
+def check_rotation(shape: tuple[int, int, int], device: str) -> None:
+    """Every sequence is first once, with room for about half of the rows or samples; and a turn of a long life."""
+    sequences, length, _ = shape
+    arguments = make(shape, device, 5)
+    rows, sampled = (int(wanted.sum()) // 2 for wanted in wants(arguments, {}))
+    for turn in (*range(sequences), 10**12 + 1):
+        limits = (rows, UNLIMITED) if turn % 2 else (sequences * 2 * length, sampled)
+        check_step(arguments, {}, limits, turn, sequences * 2 * length)
+
+
+def check_company(device: str) -> None:
+    """A sequence keeps the same positions whoever waits beside it."""
+    arguments = make((7, 16, 2), device, 1)
+    whole = plan(**arguments, pace=make_pace(device))
+    ran = torch.zeros(7, dtype=torch.bool, device=device)
+    for turn in range(7):
+        result = plan(**arguments, pace=make_pace(device, (-1, int(whole.start[-1]) // 3, UNLIMITED), turn))
+        runs = (result.current | result.pending) != 0
+        for name in ('current', 'pending', 'rightmost'):
+            assert getattr(result, name)[runs].equal(getattr(whole, name)[runs]), name
+        ran |= runs
+    assert ran.equal((whole.current | whole.pending) != 0)
 
 
 def check_edges(device: str) -> None:
     """A ceiling that float64 misses by a bit, and a threshold that is met exactly by half of the tokens."""
-    arguments = make((2, 32, 1), device, full=True)
-    for name, value in {'entering': -1, 'masked': -1, 'progress': -1, 'decoded': 25, 'steps': 3}.items():
-        arguments[name].fill_(value)
-    arguments['q_start'] = torch.arange(3, device=device) * 32
-    arguments['first'].zero_()
-    place = torch.arange(32, device=device)
-    arguments['second'][0], arguments['second'][1] = -place.float(), (place < 16).float()
-    arguments['alpha'] = torch.tensor([1.32, 0.2], dtype=torch.float64, device=device)  # 11 and 1.7
-    result = plan(**arguments)
-    assert result.kept.tolist() == [(1 << 11) - 1, (1 << 16) - 1]
-    assert_same(result, reference_plan.plan(**arguments))
+    table, page_table = make_state(2, 32, device)
+    state = state_columns(table, 32)
+    for name, value in {'alive': 1, 'uncached': -1, 'masked': -1, 'pending': 0, 'progress': -1, 'decoded': 25,
+                        'steps': 3, 'history': 64}.items():
+        getattr(state, name).fill_(value)
+    state.alpha.copy_(torch.tensor([1.32, 0.2], dtype=torch.float64))  # 11 and 1.7
+    place = torch.arange(32, device=device).float()
+    arguments = {
+        'first': torch.zeros(2, 1, 32, device=device), 'second': torch.stack([-place, (place < 16).float()])[:, None],
+        'table': table, 'entered': reference_enter.enter(table, page_table, PAGE_SIZE, make_pace(device), 32),
+        'length': 32}
+    assert check_step(arguments, {}, (UNLIMITED, UNLIMITED), 0, 128).current.tolist() == [(1 << 11) - 1, (1 << 16) - 1]
 
 
 def check_not_numbers(device: str) -> None:
     """NaN deltas empty no sequence and disturb no other."""
-    arguments = make((17, 16, 2), device, full=True)
-    clean = plan(**arguments).kept
+    arguments = make((9, 16, 2), device, 1)
+    clean = plan(**arguments, pace=make_pace(device)).current
     arguments['second'][::2] = float('nan')
-    assert_same(plan(**arguments), reference_plan.plan(**arguments))
-    assert plan(**arguments).kept[1::2].equal(clean[1::2])
+    result = check_step(arguments, {}, (UNLIMITED, UNLIMITED), 0, 600)
+    assert result.current[1::2].equal(clean[1::2])
+    assert (result.current != 0).equal(arguments['entered'].current != 0)
 
 
 def check_refusals(device: str) -> None:
-    """What the kernels cannot take, and options that do not exist, raise."""
-    arguments = make((3, 16, 2), device)
-    table, out = arguments['page_table'], Plan.empty(3, 8, device)
-    refused: list[dict[str, Any]] = [
-        {'first': arguments['first'].half()}, {'second': arguments['second'][:, :1]}, {'page_size': 0}, {'out': out},
-        {'masked': arguments['masked'][:2]}, {'alpha': arguments['alpha'].float()}, {'page_table': table[:2]},
-        {'page_table': table.T.contiguous().T}, {'q_start': arguments['q_start'][1:]}, {'keep': 0},
-        {'selection': 'best'}, {'kv_visible': 'all'}, {'sequential': -1},
-        {'first': arguments['first'].repeat(1, 1, 5), 'second': arguments['second'].repeat(1, 1, 5)}]
-    for changed in refused:
-        try:
-            plan(**arguments | changed)
-        except ValueError:
-            continue
-        raise AssertionError(changed)
+    """What the kernels cannot take, and options that do not exist, raise and say which, what and why."""
+    arguments = make((3, 16, 2), device) | {'pace': make_pace(device)}
+    short = Plan.empty(3, 16, 96, device)
+    short.sampled_position = short.sampled_position[:90]
+    cut = Plan.empty(3, 16, 96, device)
+    cut.source = cut.source[:90]
+    refused: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({'first': arguments['first'].double()}, ('first', 'torch.float64', 'torch.float32')),
+        ({'first': arguments['first'][:, 0]}, ('first', '(3, 16)', '[S, Hkv, L]')),
+        ({'second': arguments['second'][:2]}, ('second', '(2, 2, 16)', '(3, 2, 16)')),
+        ({'first': arguments['first'][..., :8].contiguous()}, ('first', '(3, 2, 8)', '(3, 2, 16)')),
+        ({'table': arguments['table'][:, 1:]}, ('table', '(3, 44)', '45')),
+        ({'length': 65}, ('length=65', '64')), ({'keep': 0}, ('keep=0', 'at least 1')),
+        ({'selection': 'best'}, ("selection='best'", 'bottom')), ({'sequential': -1}, ('sequential=-1', 'at least 0')),
+        ({'kv_visible': 'all'}, ("kv_visible='all'", 'reference')),
+        ({'entered': Rows.empty(2, 16, 96, device)}, ('entered.start', '(3,)', '(4,)')),
+        ({'out': Plan.empty(3, 8, 96, device)}, ('out.candidates', '(3, 8)', '(3, 16)')),
+        ({'out': short}, ('out.sampled_position', '(90,)', '(96,)')), ({'out': cut}, ('out.source', '(90,)', '(96,)'))]
+    expect_refusals(plan, arguments, refused)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     for shape in SMALL:
-        check_twin(shape, {}, 'cpu')
-    for options in OPTIONS:
-        check_twin((7, 32, 1), options, 'cpu', seeds=1)
+        if shape[0] < 17:
+            check_twin(shape, {}, 'cpu', seeds=1)
+    arguments = make((17, 32, 3), 'cpu', 1)
+    for limits in ((UNLIMITED, UNLIMITED), (150, UNLIMITED), (UNLIMITED, 70)):
+        check_step(arguments, {}, limits, 5, 1100)
+    for options in OPTIONS[1:]:
+        for seed in range(2):
+            check_step(make((4, 32, 1), 'cpu', seed), options, (UNLIMITED, UNLIMITED), 0, 256)
+    check_rotation((3, 16, 1), 'cpu')
+    check_company('cpu')
     check_edges('cpu')
     check_not_numbers('cpu')
     check_refusals('cpu')
-    nothing = {name: value[:0] if isinstance(value, Tensor) and name != 'q_start' else value
-               for name, value in make((3, 16, 2), 'cpu').items()} | {'q_start': torch.zeros(1, dtype=torch.int64)}
-    assert_same(plan(**nothing), reference_plan.plan(**nothing))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Writing keys and values of scattered rows into the paged cache."""
 import pytest
 import torch
-from lmdeploy_focus.kernels import reference
+from lmdeploy_focus.kernels import reference_kv_fill as reference
 
 
 @pytest.mark.parametrize('cache_dtype', [torch.float32, torch.bfloat16], ids=str)

@@ -1,98 +1,103 @@
-"""The Triton settle beside its twin, and the twin beside the stages, step inputs and stopping criteria."""
+"""The twin of settle beside one sequence's life in plain Python, and the Triton settle beside both."""
+import copy
 import os
 import subprocess
 import sys
 
+import hypothesis.strategies as st
 import pytest
-import torch
-from lmdeploy.pytorch.engine.logits_process import SamplingInputsDelta
-from lmdeploy.pytorch.model_inputs import ModelInputs
+from hypothesis import given, settings
 from lmdeploy_focus.kernels import reference_settle
+from lmdeploy_focus.kernels.settle import settle
 
-from lmdeploy_focus.engine.step_inputs import FocusExtraInputs, FocusExtraOutputs, FocusStepInputs
-from lmdeploy_focus.engine.stopping import FocusStoppingCriteria
-from lmdeploy_focus.stages import delayed_cache
-from lmdeploy_focus.stages.state import FocusState, unpack_bits
-from lmdeploy_focus.stages.unmask import UnmaskRule, unmask
-from lmdeploy_focus.stages.view import CACHED, MASKED, UNMASKED, entering_view
-
+from .. import oracle
 from . import settle_checks as checks
+from .block_life import Batch, Draws, Life, Rules
 
 OPTIONS = pytest.mark.parametrize('options', checks.OPTIONS, ids=str)
 
 
+@st.composite
+def lives(draw, rules):
+    """A sequence somewhere in its text: prompt tokens in the block, stop words among them or not, caps around it."""
+    length, vocabulary = rules.length, 60
+    prompt = draw(st.integers(0, length))
+    history = draw(st.integers(0, 3)) * length
+    ids = draw(st.lists(st.integers(0, vocabulary), min_size=prompt, max_size=prompt))
+    around = st.one_of(st.integers(-2, length + 2), st.sampled_from([0, length - 1, length, length + 1]),
+                       st.integers(length, 3 * length), st.just(10**6))
+    block = oracle.Block(length, rules.cache, draw(st.integers(-1, length - 1)))
+    block.frozen = set() if rules.cache == 'off' else set(range(draw(st.integers(0, max(prompt - 1, 0)))))
+    words = st.one_of(st.just(set()), st.sets(st.sampled_from([0, 1, 2, 3, 9, 50, checks.MASK_TOKEN]), max_size=5))
+    return Life(rules, ids + [checks.MASK_TOKEN] * (length - prompt), set(range(prompt, length)), history,
+                appendable=draw(around), output_start=history + draw(st.one_of(st.just(prompt), around)),
+                stop_words=draw(words), threshold=draw(st.sampled_from([.25, .5, 1.0, .800000011920929])), block=block,
+                committing=[5] * length, alive=draw(st.integers(0, 9)) > 0)
+
+
+@st.composite
+def batches(draw):
+    """Sequences under one set of rules, and what the steps draw."""
+    length = draw(st.sampled_from([4, 16, 32, 64]))
+    rules = Rules(length, draw(st.sampled_from(checks.STRATEGIES)), draw(st.integers(1, max(length // 4, 2))),
+                  draw(st.sampled_from(checks.CACHES)), draw(st.booleans()))
+    draws = Draws(draw(st.integers(0, 10**6)), draw(st.sampled_from([2, 8, 60, 2000])),
+                  draw(st.sampled_from([.05, .3, .7])), draw(st.sampled_from([0, .2, .6])))
+    return draw(st.lists(lives(rules), min_size=1, max_size=5)), draws
+
+
+@given(batches())
+@settings(max_examples=80, deadline=None)
+def test_twin_is_a_life(case):
+    """Red when: the twin differs in any value of any step from one sequence's life by itself, a sequence that waits or
+    has ended changes in any bit, or a step reads rows beyond those that were sampled."""
+    sequences, draws = case
+    batch = Batch(sequences, reference_settle.settle, 'cpu')
+    for _ in range(24):
+        batch.step(draws)
+
+
+@given(batches())
+@settings(max_examples=40, deadline=None)
+def test_early_stop_emits_what_waiting_would(case):
+    """Red when: a sequence that stops early emits another text than one that waits for its whole block, or one that
+    should end does not."""
+    sequences, draws = case
+    patient = copy.deepcopy(sequences)
+    for life in patient:
+        life.stop_words, life.appendable = set(), 10**6
+    early = Batch(sequences, reference_settle.settle, 'cpu')
+    late = Batch(patient, reference_settle.settle, 'cpu')
+    offers = [(life.history, life.appendable, life.output_start, life.stop_words) for life in sequences]
+    for _ in range(24):
+        early.step(draws)
+        late.step(draws)
+    pairs = list(zip(sequences, patient, strict=True))
+    for _ in range(400):  # the blocks in which a sequence stopped, to their end
+        if all(slow.history > life.history for life, slow in pairs if slow.alive and not life.alive):
+            break
+        late.step(draws)
+    for (life, slow), (history, cap, start, words) in zip(pairs, offers, strict=True):
+        ends = [p for p, token in enumerate(slow.text) if token in words and history + p >= start][:1]
+        ends += [cap - 1] * (cap <= len(slow.text))
+        if slow.alive and life.random_offset:
+            assert life.alive == (not ends)
+            assert life.alive or life.text == slow.text[:max(min(ends) + 1, 0)]
+
+
+def test_stops_when_certain():
+    """Red when: a sequence ends before its outcome is certain, or later, or a stop word before the output counts."""
+    checks.check_stops('cpu', settle=reference_settle.settle)
+
+
 def test_interpreter():
-    """Red when: a rule of unmasking, freezing, committing or stopping differs from the twin's, NaN is decided before a
-    number, a tie goes to the right, bit 63 is taken for a sign, a sequence without rows changes, a position reads
-    another's sample, or the kernel cannot write to its own input."""
+    """Red when: a rule of unmasking, freezing, stopping or beginning a block differs from the twin's, NaN is decided
+    before a number, a tie goes to the right, bit 63 is taken for a sign, a sequence without rows changes, or a position
+    reads another's sample."""
     # the variable must be set before triton is imported, and this process builds engines
     done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize('shape', [(1, 4), (3, 16), (17, 32), (17, 64)], ids=str)
-@OPTIONS
-def test_twin_is_the_engine(shape, options):
-    """Red when: the twin differs from unmasking, the delayed cache, LMDeploy's step inputs, FocusState.restart or the
-    stopping criteria in any value."""
-    for seed in range(12):
-        arguments = checks.make(shape, 'cpu', seed, idle=False)
-        settled = reference_settle.settle(**arguments, **options)
-        ids, mask, state, inputs, stopped, stop_pos = engine(arguments, **options)
-        assert settled.ids.equal(ids) and settled.mask.equal(mask)
-        assert settled.stopped.equal(stopped) and settled.stop_pos.equal(stop_pos)
-        after, extra = settled.next, inputs.extra_inputs
-        assert after.ids.flatten().equal(inputs.model_inputs.input_ids.flatten())
-        expected_mask = extra.dllm_mask.view(shape)
-        assert after.masked.equal(checks.pack(expected_mask == MASKED))
-        assert after.cached.equal(checks.pack(expected_mask == CACHED))
-        for name in ('uncached', 'progress', 'decoded', 'steps'):
-            assert getattr(after, name).equal(getattr(extra.state, name)), name
-        assert after.history.equal(inputs.model_inputs.history_lengths)
-        assert after.appendable.equal(inputs.stopping_criteria.num_appendable_ids)
-        assert after.random_offsets.equal(inputs.sampling_delta.random_offsets)
-        assert settled.newly.equal(state.decoded - arguments['blocks'].decoded)
-        for name, rows in (('entering', settled.entered), ('kept', settled.kept)):
-            assert rows.equal(unpack_bits(arguments[name], shape[1]).sum(1))
-
-
-def engine(arguments, strategy, tokens_per_step, cache):
-    """Ids, mask and state after a step, the next inputs and the stops, as the model agent makes them."""
-    blocks, length = arguments['blocks'], arguments['blocks'].ids.size(1)
-    waiting, held, kept = (unpack_bits(flags, length) for flags in (blocks.masked, blocks.cached, arguments['kept']))
-    mask = torch.where(waiting, MASKED, torch.where(held, CACHED, UNMASKED)).to(torch.uint8)
-    state = FocusState(blocks.uncached, blocks.progress, blocks.decoded, blocks.steps)
-    table = torch.zeros(len(mask), 99, dtype=torch.int64)
-    view = entering_view(blocks.ids, kept, mask, blocks.history, table, length, blocks.history, 0)
-    rows = (view.sequence * length + view.position)[view.masked]
-    sampled = slice(0, len(rows))
-    thresholds = arguments['threshold']
-    results = []
-    for threshold in thresholds.unique().tolist():  # the stages take one threshold for the batch
-        rule = UnmaskRule(strategy, threshold, -(-length // tokens_per_step))
-        object.__setattr__(rule, 'tokens_per_step', lambda _: tokens_per_step)
-        new_ids, new_mask = unmask(blocks.ids, mask, rows, arguments['tokens'][sampled], arguments['scores'][sampled],
-                                   rule)
-        results.append((threshold, (new_ids, new_mask, delayed_cache.advance(state, mask, new_mask, view.rightmost(),
-                                                                             cache))))
-    ids, new_mask, new_state = results[0][1]
-    for threshold, (other_ids, other_mask, other_state) in results[1:]:
-        own = thresholds == threshold
-        ids, new_mask = torch.where(own[:, None], other_ids, ids), torch.where(own[:, None], other_mask, new_mask)
-        new_state = FocusState(*(torch.where(own, getattr(other_state, name), getattr(new_state, name))
-                                 for name in ('uncached', 'progress', 'decoded', 'steps')))
-    inputs = ModelInputs(input_ids=blocks.ids.view(1, -1), seq_length=torch.full_like(blocks.history, length),
-                         history_lengths=blocks.history, block_offsets=table, is_decoding=True,
-                         num_ignored_history=torch.zeros_like(blocks.history), max_q_seqlen=length, max_kv_seqlen=9999,
-                         sum_kv_seqlen=9999)
-    extra = FocusExtraInputs(new_mask.flatten(), arguments['output_start'], new_state)
-    criteria = FocusStoppingCriteria(blocks.appendable, arguments['output_start'])
-    stopped, stop_pos, criteria = criteria.step(ids.flatten(), arguments['stop_words'], inputs, extra)
-    after = FocusStepInputs(_block_size=length, _dllm_mask_token=checks.MASK_TOKEN)
-    after.step_decode(inputs, extra, criteria, SamplingInputsDelta(random_offsets=blocks.random_offsets),
-                      ids.flatten(), None, FocusExtraOutputs(new_mask.flatten()))
-    return ids, new_mask, new_state, after, stopped, stop_pos
 
 
 @pytest.mark.gpu
@@ -104,8 +109,19 @@ def test_twin(shape, options):
 
 
 @pytest.mark.gpu
+@given(batches())
+@settings(max_examples=20, deadline=None)
+def test_life(case):
+    """Red when: as for the twin, over many steps."""
+    sequences, draws = case
+    batch = Batch(sequences, settle, 'cuda')
+    for _ in range(24):
+        batch.step(draws)
+
+
+@pytest.mark.gpu
 def test_stops():
-    """Red when: of cap and stop word the later one wins, or a stop word before the output counts."""
+    """Red when: as for the twin."""
     checks.check_stops('cuda')
 
 

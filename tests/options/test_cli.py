@@ -190,7 +190,7 @@ def test_options_that_would_do_nothing(command_line, command, words, demo):
 @COMMANDS
 def test_wrong_options_are_told_before_a_download(command_line, command):
     """Red when a hub's model is downloaded first: the fixture fails on that."""
-    for words in (('--focus-alpha', '0'), ('--dllm-confidence-threshold', '0'), ('--tp', '2')):
+    for words in (('--focus-alpha', '0'), ('--dllm-confidence-threshold', '0'), ('--dp', '2')):
         assert words[0] in command_line.refused(*command, 'JetLM/SDAR-8B-Chat-b32', '--focus', *words)
 
 

@@ -23,7 +23,7 @@ BAD = [
     ('--focus-kv-visible', ['all', '']),
     ('--focus-commit', ['none', '']),
     ('--device', ['tpu', 'CPU', '']),
-    ('--tp', ['2', '0']),
+    ('--tp', ['3', '4', '0']),
     ('--quant-policy', ['4', '8']),
 ]
 SERVER_BAD = [
@@ -47,7 +47,7 @@ GOOD = [
     ('--focus-kv-visible', ['progress', 'reference']),
     ('--focus-commit', ['uncached', 'full']),
     ('--device', ['cuda', 'cpu']),
-    ('--tp', ['1']),
+    ('--tp', ['1', '2']),
     ('--quant-policy', ['0']),
 ]
 

@@ -1,141 +1,141 @@
-"""A whole denoising step on a tiny decoder: against one sequence at a time, against itself with everything kept, and
-against the same sequence in other company."""
-from dataclasses import dataclass, replace
+"""A whole denoising step on a tiny decoder: against one sequence at a time, whose finished blocks are committed by
+forwards of their own; against itself with everything kept; and against the same sequence in other company."""
+from dataclasses import replace
 
 import pytest
 import torch
+from lmdeploy_focus.kernels.layout import Pace, report_columns, state_columns
 from torch import Tensor
 
-from lmdeploy_focus.stages import step
-from lmdeploy_focus.stages.decoder import KVCache
-from lmdeploy_focus.stages.state import FocusState
-from lmdeploy_focus.stages.unmask import UnmaskRule
-from lmdeploy_focus.stages.view import CACHED, MASKED
+from lmdeploy_focus.stages import replay, step, suffix
+from lmdeploy_focus.stages.state import unpack_bits
+from lmdeploy_focus.stages.step_options import StepOptions
+from lmdeploy_focus.stages.view import FocusView
 
-from .. import oracle
-from . import blocks, simulation
-from .tiny_decoder import KV_HEADS, MASK_TOKEN, SIZE, VOCABULARY, TinyDecoder, caches
-
-FOCUS = step.StepOptions(alpha=1.5, selection='top', keep=None, cache='delayed-neighbour', kv_visible='progress',
-                         commit='uncached')
-RULE = UnmaskRule('low_confidence_dynamic', .7, 4)
-COLUMNS = 16
+from ..kernels.block_life import bits
+from . import simulation
+from .tiny_batch import FOCUS, TinyBatch, make, start
+from .tiny_decoder import LAYERS, MASK_TOKEN, UNWRITTEN
 
 
-@dataclass
-class Batch:
-    """The engine's side: paged caches, ids, masks and state of S sequences."""
-    decoder: TinyDecoder
-    caches: list[KVCache]
-    page_table: Tensor
-    page_size: int
-    ids: Tensor
-    mask: Tensor
-    history: Tensor
-    state: FocusState
+class Run:
+    """One step, stage by stage: its view, final hidden states and report."""
 
-    def denoise(self, options: step.StepOptions, evicting: bool) -> step.Denoised:
-        bound = int(self.history.max()) + 2 * self.ids.size(1)
-        view = step.enter(self.ids, self.mask, self.state, self.history, self.page_table, self.page_size, bound,
-                          options)
-        return step.denoise(self.decoder, self.caches, view, self.state, options, evicting)
+    def __init__(self, batch: TinyBatch, options: StepOptions, evicting: bool = True) -> None:
+        count = batch.state.count
+        options = replace(options, page_size=batch.page_size)
+        self.view = view = FocusView(batch.state.table[:count], batch.page_table, batch.stop_words,
+                                     Pace.unlimited('cpu'), batch.state.length,
+                                     batch.page_table.size(1) * batch.page_size)
+        step.enter(batch.model, view, options)
+        entered = step.rank(batch.model, view, options, evicting, view.rows_entered())
+        self.hidden = step.denoise(batch.model, view, step.evict(batch.model, view, entered, view.rows_kept()))
 
-    def settle(self, denoised: step.Denoised, options: step.StepOptions) -> None:
-        """Sample the masked kept rows; blocks that are committed begin anew."""
-        kept = denoised.kept
-        rows = kept.sequence[kept.masked] * kept.block_length + kept.position[kept.masked]
-        tokens, scores = self.decoder.sample(denoised.hidden[0, kept.masked])
-        self.ids, self.mask, self.state = step.settle(self.ids, self.mask, self.state, kept.rightmost(), rows, tokens,
-                                                      scores, RULE, options)
-        done = (self.mask == CACHED).all(1)
-        self.state = self.state.restart(done)
-        self.history = self.history + done * kept.block_length
-        self.ids = torch.where(done[:, None], MASK_TOKEN, self.ids)
-        self.mask = torch.where(done[:, None], MASKED, self.mask).to(torch.uint8)
+        def greedy(logits: Tensor, real: Tensor, sequence: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+            return batch.model.kernels.greedy_head(logits, MASK_TOKEN, real)
 
-    def text(self, half: Tensor, s: int) -> Tensor:
-        """The keys or values of sequence s in the order of its text, written or not."""
-        return half[self.page_table[s]].flatten(0, 1)
+        self.report = report_columns(step.decide(batch.model, view, options, self.hidden, view.rows_sampled(), greedy),
+                                     view.length)
 
-    def take(self, s: int) -> 'Batch':
-        """Sequence s alone, with a copy of the caches."""
-        one = slice(s, s + 1)
-        return replace(self, caches=[(key.clone(), value.clone()) for key, value in self.caches],
-                       page_table=self.page_table[one], ids=self.ids[one], mask=self.mask[one],
-                       history=self.history[one], state=self.state.reindex(torch.tensor([s])))
+    def own(self, rows, s: int) -> slice:
+        """The rows of a sequence."""
+        return slice(int(rows.start[s]), int(rows.start[s + 1]))
 
 
-def make(sequences: int, length: int, page_size: int, seed: int) -> Batch:
-    """Blocks new, half decided by a prefill that has denoised them, and complete, after texts of various lengths."""
-    random = torch.Generator().manual_seed(seed)
-    history = torch.tensor([length * (s * 5 % 4) for s in range(sequences)])
-    table = torch.randperm(sequences * COLUMNS, generator=random).view(sequences, COLUMNS)
-    mask = torch.randint(0, 2, (sequences, length), generator=random, dtype=torch.uint8)
-    mask[::3] = MASKED
-    mask[5::7] = 1
-    ids = torch.where(mask == MASKED, MASK_TOKEN, torch.randint(0, VOCABULARY - 1, mask.shape, generator=random))
-    prefilled = (mask != MASKED).any(1)
-    batch = Batch(TinyDecoder(seed), caches(sequences * COLUMNS, page_size), table, page_size, ids, mask, history,
-                  FocusState.fresh(torch.where(prefilled, length - 1, -1)))
-    for s, end in enumerate((history + prefilled * length).tolist()):
-        place = torch.arange(end)
-        for half in (half for cache in batch.caches for half in cache):
-            half[table[s, place // page_size], place % page_size] = torch.randn(end, KV_HEADS, SIZE, generator=random)
-    return batch
-
-
-def simulate(batch: Batch, cache: str) -> list[simulation.Sequence]:
-    """The same sequences for the golden model."""
-    length = batch.ids.size(1)
-    return [simulation.Sequence(int(batch.history[s]), batch.ids[s].tolist(), batch.mask[s].tolist(),
-                                oracle.Block(length, cache, int(batch.state.progress[s])),
-                                [(batch.text(key, s), batch.text(value, s)) for key, value in batch.caches])
-            for s in range(len(batch.ids))]
-
-
-def assert_same_caches(batch: Batch, sequences: list[simulation.Sequence]) -> None:
-    """What was written is where it belongs, and nothing else was: evicted rows in the first two layers only."""
-    for s, own in enumerate(sequences):
-        for caches_of_layer, expected in zip(batch.caches, own.caches, strict=True):
-            for half, text in zip(caches_of_layer, expected, strict=True):
-                torch.testing.assert_close(batch.text(half, s), text, rtol=1e-4, atol=1e-4)
+def assert_simulated(batch: TinyBatch, golden: list[simulation.Sequence], options: StepOptions, evicting: bool = True,
+                     tolerance: float = 1e-4) -> Run:
+    """One step of both: rows, importance, hidden states, every slot of every cache, report, state."""
+    run = Run(batch, options, evicting)
+    length = batch.state.length
+    for s, own in enumerate(golden):
+        rows, kept = run.own(run.view.entered, s), run.own(run.view.plan, s)
+        if not own.life.alive:
+            assert rows.start == rows.stop and kept.start == kept.stop and not run.report.ran[s]
+            continue
+        one = simulation.denoise(batch.model.decoder, own, options, evicting)
+        assert run.view.entered.position[rows].tolist() == one.entered
+        assert run.view.plan.position[kept].tolist() == one.kept
+        torch.testing.assert_close(run.hidden[kept], one.hidden, rtol=tolerance, atol=tolerance)
+        for partial, expected in zip(run.view.partials, one.importance, strict=False):
+            torch.testing.assert_close(partial[s].sum(0)[:len(expected)], torch.tensor(expected), rtol=0, atol=1e-4)
+        for layer, texts in zip(batch.model.caches, own.caches, strict=True):
+            for half, text in zip(layer, texts, strict=True):
+                torch.testing.assert_close(batch.text(half, s), text, rtol=tolerance, atol=tolerance)
+        expected = simulation.settle(batch.model.decoder, own, one)
+        told = {name: value[s].tolist() for name, value in vars(run.report).items()}
+        assert told == expected | {'masked': bits(expected['masked'])}
+        state, life = state_columns(batch.state.table, length), own.life
+        assert state.alive[s] == life.alive
+        for name in ('ids', 'history', 'progress', 'decoded', 'steps', 'appendable') * life.alive:
+            value = getattr(state, name)[s].tolist()
+            assert value == getattr(life, name, getattr(life.block, name, None)), name
+        for name, positions in {'masked': life.waiting, 'pending': life.pending,
+                                'uncached': {*life.block.uncached()}}.items():
+            own_map = unpack_bits(getattr(state, name), length)[s].nonzero()[:, 0].tolist()
+            assert not life.alive or {*own_map} == positions
+    return run
 
 
 @pytest.mark.parametrize('sequences,length,page_size,changes', [
     (1, 4, 64, {}), (3, 16, 16, {}), (17, 8, 16, {}), (3, 16, 8, {'kv_visible': 'reference'}),
-    (3, 16, 64, {'cache': 'off'}), (3, 16, 64, {'cache': 'delayed'}), (3, 16, 64, {'commit': 'full'}),
-    (3, 16, 64, {'keep': 3}), (3, 32, 64, {'alpha': 2.25})])
+    (3, 16, 64, {'cache': 'off'}), (3, 16, 64, {'cache': 'delayed'}), (3, 16, 24, {'commit': 'full'}),
+    (3, 16, 64, {'keep': 3}), (3, 32, 64, {}), (3, 16, 8, {'strategy': 'sequential', 'tokens_per_step': 3}),
+    (3, 16, 32, {'strategy': 'low_confidence_static'}), (3, 64, 64, {})], ids=str)
 def test_steps_are_the_simulations(sequences, length, page_size, changes):
-    """Twelve steps, over the ends of blocks: rows, importance, hidden states, tokens, state and every cache slot.
+    """Fourteen steps, over the ends of blocks and of sequences.
 
     Red when: a layer sees more or fewer keys than it should, or a stale one where a new one exists; evicted rows do not
-    leave their KV in the first two layers, or leave one in the others; statistics or progress go astray.
+    leave their KV in the first two layers, or leave one in the others; a finished block's commit sees the next one, is
+    not seen by it, or misses a layer; statistics, progress or stops go astray.
     """
     options = replace(FOCUS, **changes)
-    batch = make(sequences, length, page_size, seed=sequences + length)
-    golden = simulate(batch, options.cache)
-    evicted = 0
-    for _ in range(12):
-        denoised = batch.denoise(options, evicting=True)
-        steps = [simulation.denoise(batch.decoder, own, options, evicting=True) for own in golden]
-        for view, positions in ((denoised.entered, [one.entered for one in steps]),
-                                (denoised.kept, [one.kept for one in steps])):
-            assert [view.position[view.sequence == s].tolist() for s in range(sequences)] == positions
-        for s, one in enumerate(steps):
-            torch.testing.assert_close(denoised.delta[s, :len(one.delta)], torch.tensor(one.delta), rtol=0, atol=1e-4)
-            hidden = denoised.hidden[0, denoised.kept.sequence == s]
-            torch.testing.assert_close(hidden, one.hidden, rtol=1e-4, atol=1e-4)
-        assert_same_caches(batch, golden)
-        evicted += denoised.entered.num_rows - denoised.kept.num_rows
-        batch.settle(denoised, options)
-        for own, one in zip(golden, steps, strict=True):
-            simulation.settle(batch.decoder, own, one, RULE.strategy, RULE.threshold)
-            if own.mask == [oracle.CACHED] * length:
-                own.begin()
-        assert batch.ids.tolist() == [own.ids for own in golden]
-        assert batch.history.tolist() == [own.history for own in golden]
-        blocks.assert_same(batch.state, [own.block for own in golden], length)
+    lives = start(options, length, sequences, seed=sequences + length, stops=True)
+    batch = make(lives, page_size, 15, seed=sequences + length)
+    golden = batch.simulate(lives)
+    evicted = committed = 0
+    for _ in range(14):
+        if not any(life.alive for life in lives):
+            break
+        run = assert_simulated(batch, golden, options)
+        evicted += run.view.rows_entered() - run.view.rows_kept()
+        committed += int(run.view.plan.pending.ne(0).sum())
     assert evicted > 0 or length == 4
+    assert committed > 0
+
+
+@pytest.mark.parametrize('length,page_size,history', [
+    (8, 8, 0), (8, 8, 3), (8, 16, 1), (8, 16, 2), (16, 24, 1), (16, 24, 2), (4, 64, 15), (32, 32, 0)])
+@pytest.mark.parametrize('cache,commit', [('delayed-neighbour', 'uncached'), ('delayed', 'uncached'),
+                                          ('off', 'uncached'), ('delayed-neighbour', 'full')])
+@pytest.mark.parametrize('evicting', [False, True])
+def test_a_commit_beside_the_next_block_is_one_before_it(length, page_size, history, cache, commit, evicting):
+    """The KV of all layers and the hidden states, to rounding, where a block ends with its page (and the next one is on
+    another) or amid one, a page is a block, and blocks are finished in one step, one after the other.
+
+    Red when: a commit's rows are stored in the next block's page, see its keys or are not seen by it, are evicted, or
+    sampled; or a block that is finished in its first step, beside the commit of the one before, loses either.
+    """
+    options = replace(FOCUS, cache=cache, commit=commit, keep=2 if evicting else None)
+    lives = start(options, length, 2, seed=length + history, threshold=0.)
+    for life, blocks in zip(lives, (history, history + 1), strict=True):
+        life.output_start += blocks * length - life.history
+        life.history = blocks * length
+    batch = make(lives, page_size, 5, seed=length)
+    golden = batch.simulate(lives)
+    twice, before = 0, [0, 0]
+    for _ in range(4):
+        commits = [{*life.pending} for life in lives]
+        run = assert_simulated(batch, golden, options, evicting, tolerance=2e-5)
+        assert unpack_bits(run.view.plan.pending, length).sum(1).tolist() == [len(own) for own in commits]
+        ended = [life.history for life in lives]
+        twice += sum(bool(own) and now == then + length
+                     for own, now, then in zip(commits, ended, before, strict=True))
+        before = ended
+        assert (run.view.plan.sampled_position[:run.view.rows_sampled()] >= 0).all()
+    assert evicting or twice >= 4
+    written = [batch.text(half, 0)[:lives[0].history - length].ne(UNWRITTEN).all()
+               for layer in batch.model.caches for half in layer]
+    assert all(written) and len(written) == 2 * LAYERS
 
 
 @pytest.mark.parametrize('sequences,length', [(1, 4), (3, 16), (17, 16), (3, 64)])
@@ -143,31 +143,48 @@ def test_steps_are_the_simulations(sequences, length, page_size, changes):
 def test_everything_kept_is_the_step_without_eviction(sequences, length, kv_visible):
     """With focus_keep=L the eviction path runs and evicts nothing: the same bits as the delayed cache alone, step for
     step. Red when: compaction, the second view or the order of the layers changes a bit."""
-    plain, focus = (make(sequences, length, 64, seed=length) for _ in range(2))
     options = replace(FOCUS, keep=length, kv_visible=kv_visible)
+    plain, focus = (make(start(options, length, sequences, length, stops=True), 64, 9, seed=length) for _ in range(2))
     for _ in range(8):
-        expected, result = plain.denoise(options, evicting=False), focus.denoise(options, evicting=True)
-        assert expected.delta is None and result.delta is not None
-        assert result.kept.num_rows == result.entered.num_rows
+        if not plain.state.columns.alive.any():
+            break
+        expected, result = Run(plain, options, evicting=False), Run(focus, options, evicting=True)
+        assert not expected.view.partials[1].any() and result.view.partials[1].any()
+        assert result.view.rows_kept() == result.view.rows_entered()
         assert result.hidden.equal(expected.hidden)
-        for one, other in zip(plain.caches, focus.caches, strict=True):
+        for one, other in zip(plain.model.caches, focus.model.caches, strict=True):
             assert one[0].equal(other[0]) and one[1].equal(other[1])
-        plain.settle(expected, options)
-        focus.settle(result, options)
-        assert plain.ids.equal(focus.ids) and plain.mask.equal(focus.mask)
+        assert focus.state.table.equal(plain.state.table) and focus_report(result).equal(focus_report(expected))
+
+
+def focus_report(run: Run) -> Tensor:
+    """The whole of a step's report."""
+    assert run.view.report is not None
+    return run.view.report
 
 
 def test_rows_of_each_layer():
-    """T rows up to layer 1's queries, N from its attention on; the head gets no more. Red when: a later layer runs
-    evicted rows, or an earlier one leaves some out."""
-    batch = make(17, 16, 64, seed=2)
-    denoised = batch.denoise(FOCUS, evicting=True)
-    entered, kept = denoised.entered.num_rows, denoised.kept.num_rows
-    assert kept < entered
-    assert denoised.hidden.shape[1] == kept == int(denoised.kept.rows_per_sequence().sum())
-    assert [layer.seen for layer in batch.decoder.layers] == [
+    """T rows up to layer 1's queries, N from its attention on; the head gets the R masked ones. Red when: a later layer
+    runs evicted rows, or an earlier one leaves some out."""
+    batch = make(start(FOCUS, 16, 17, seed=2), 64, 3, seed=2)
+    seen = []
+    head = batch.model.head
+    batch.model.head = lambda hidden: seen.append(len(hidden)) or head(hidden)
+    view = Run(batch, FOCUS).view
+    entered, kept, sampled = view.rows_entered(), view.rows_kept(), view.rows_sampled()
+    assert sampled < kept < entered and seen == [sampled]
+    assert [layer.seen for layer in batch.model.decoder.layers] == [
         [('queries', entered), ('finish', entered)], [('queries', entered), ('finish', kept)],
         [('queries', kept), ('finish', kept)]]
+
+
+def test_attention_is_divided_twice_a_step(monkeypatch):
+    """Red when: the work of attention is listed for each layer, or the suffix runs on the list of the prefix."""
+    batch, seen = make(start(FOCUS, 16, 3, seed=2), 64, 3, seed=2), []
+    original = suffix.work
+    monkeypatch.setattr(suffix, 'work', lambda model, rows, query: seen.append(rows) or original(model, rows, query))
+    view = Run(batch, FOCUS).view
+    assert len(seen) == 2 and seen[0] is view.entered and seen[1] is view.plan
 
 
 def test_company_does_not_matter():
@@ -175,15 +192,41 @@ def test_company_does_not_matter():
 
     Red when: a budget, threshold or rank is taken over the batch, or a row reads another sequence's state.
     """
-    batch = make(17, 16, 16, seed=4)
+    batch = make(start(FOCUS, 16, 17, seed=4), 16, 9, seed=4)
     for _ in range(6):
         alone = [batch.take(s) for s in range(17)]
-        together = batch.denoise(FOCUS, evicting=True)
-        batch.settle(together, FOCUS)
-        for s, own in enumerate(alone):
-            denoised = own.denoise(FOCUS, evicting=True)
-            row = together.kept.sequence == s
-            assert denoised.kept.position.tolist() == together.kept.position[row].tolist()
-            torch.testing.assert_close(denoised.hidden[0], together.hidden[0, row], rtol=1e-4, atol=1e-4)
-            own.settle(denoised, FOCUS)
-            assert own.ids[0].equal(batch.ids[s]) and own.mask[0].equal(batch.mask[s])
+        together = Run(batch, FOCUS)
+        for s, one in enumerate(alone):
+            run = Run(one, FOCUS)
+            row = together.own(together.view.plan, s)
+            assert run.view.plan.position.tolist()[:run.view.rows_kept()] == together.view.plan.position[row].tolist()
+            torch.testing.assert_close(run.hidden, together.hidden[row], rtol=1e-4, atol=1e-4)
+            assert one.state.table[0].equal(batch.state.table[s])
+
+
+def test_a_replay_decides():
+    """Red when: a recording's importances or confidences are not those that the step goes by, or stay in use."""
+    class Recording:
+        """Everything is worth most at the right, and nothing is certain but position 15."""
+
+        def importances(self, table, entered, first, second):
+            return torch.zeros_like(first), torch.arange(16.).expand(first.shape)
+
+        def decisions(self, table, plan, tokens, scores):
+            assert len(tokens) == len(scores) == int(plan.sampled_start[-1])
+            position = plan.sampled_position[:len(tokens)]
+            return position, torch.where(position == 15, 2., 0.)
+
+    options = replace(FOCUS, keep=2)
+    batch = make(start(options, 16, 3, seed=2), 64, 3, seed=2)
+    state = batch.state.columns
+    state.masked.fill_(0xffff)
+    state.progress.fill_(15)  # no placeholders
+    replay.use(Recording())
+    try:
+        run = Run(batch, options)
+    finally:
+        replay.use(None)
+    assert run.view.plan.sampled_position[:6].tolist() == [14, 15] * 3
+    assert run.report.newly.tolist() == [1] * 3 and run.report.ids[:, 15].tolist() == [15] * 3
+    assert replay.current() is None

@@ -4,13 +4,16 @@ Matrix products are done in float64 and rounded once, so that a row's float32 re
 rows there are: what still differs between two batches is the stages' doing.
 """
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from lmdeploy_focus.kernels.dispatch import kernels_for
 from torch import Tensor
 
-from lmdeploy_focus.stages.decoder import KVCache, Rotary
+from lmdeploy_focus.stages.decoder import KVCache, Model, Rotary
 
 LAYERS, WIDTH, HEADS, KV_HEADS, SIZE, VOCABULARY, MASK_TOKEN = 3, 32, 4, 2, 16, 24, 23
+UNWRITTEN = 1e4  # in a slot of the cache that was never written: no sum survives it
 
 
 def product(rows: Tensor, weight: Tensor) -> Tensor:
@@ -38,13 +41,22 @@ class TinyLayer:
     seen: list[tuple[str, int]]
     scale: float = SIZE**-0.5
 
-    def queries(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Up to q and k."""
-        self.seen.append(('queries', hidden.size(1)))
+    def project(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Query, key, value and residual; nothing is written."""
         residual = hidden if residual is None else hidden + residual
         rows = norm(residual[0])
         query, key, value = (product(rows, self.weights[name]).unflatten(1, (-1, SIZE)) for name in 'qkv')
         return rotate(norm(query), rotary), rotate(norm(key), rotary), value, residual
+
+    def queries(self, hidden: Tensor, residual: Tensor | None, rotary: Rotary, cache: KVCache, pages: Tensor,
+                offsets: Tensor, kernels: Any, return_key: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Up to q and k, and the write to the cache; padded rows, of page -1, go nowhere."""
+        self.seen.append(('queries', hidden.size(1)))
+        query, key, value, residual = self.project(hidden, residual, rotary)
+        real = pages >= 0
+        for half, rows in zip(cache, (key, value), strict=True):
+            half[pages[real], offsets[real]] = rows[real]
+        return query, key if return_key else None, residual
 
     def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """From attention on."""
@@ -64,7 +76,7 @@ class TinyDecoder:
             return torch.randn(rows, columns, generator=random) * (2 / rows**.5)
 
         self.table = torch.randn(VOCABULARY, WIDTH, generator=random)
-        self.head = weight(WIDTH, VOCABULARY) * 2
+        self.weight = weight(WIDTH, VOCABULARY) * 2
         shapes = {'q': (WIDTH, HEADS * SIZE), 'k': (WIDTH, KV_HEADS * SIZE), 'v': (WIDTH, KV_HEADS * SIZE),
                   'o': (HEADS * SIZE, WIDTH), 'up': (WIDTH, 2 * WIDTH), 'down': (2 * WIDTH, WIDTH)}
         self.layers = [TinyLayer({name: weight(*shape) for name, shape in shapes.items()}, []) for _ in range(LAYERS)]
@@ -82,15 +94,18 @@ class TinyDecoder:
         """The final norm."""
         return norm(hidden + residual)
 
-    def sample(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Greedy tokens of the rows [R, WIDTH] and their confidence; never the mask token."""
-        logits = hidden.double() @ self.head.double()
-        logits[:, MASK_TOKEN] = float('-inf')
-        scores, tokens = logits.softmax(-1).max(-1)
-        return tokens, scores.float()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [R, VOCABULARY] of hidden states [R, WIDTH]; the mask token is the most likely one."""
+        logits = product(hidden, self.weight)
+        logits[:, MASK_TOKEN] = 50.
+        return logits
+
+    def model(self, caches: list[KVCache]) -> Model:
+        """What a step computes with, on the CPU's kernels."""
+        return Model(self, self.head, caches, kernels_for('cpu'))
 
 
 def caches(page_number: int, page_size: int) -> list[KVCache]:
-    """Empty caches; a slot that was never written holds a number that no sum survives."""
+    """Caches in which nothing is written."""
     shape = (page_number, page_size, KV_HEADS, SIZE)
-    return [(torch.full(shape, 1e4), torch.full(shape, 1e4)) for _ in range(LAYERS)]
+    return [(torch.full(shape, UNWRITTEN), torch.full(shape, UNWRITTEN)) for _ in range(LAYERS)]
