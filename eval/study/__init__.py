@@ -1,0 +1,1 @@
+"""Parts of the throughput study, `eval/throughput.py`."""
