@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from lmdeploy.messages import SpeculativeConfig
 
 # model_type -> architecture of the checkpoints that decode with focus
-FOCUS_MODELS = {'sdar': 'SDARForCausalLM'}
-# Block diffusion too, but not yet with focus.
-LATER_MODELS = ('sdar_moe', 'llada2_moe')
+FOCUS_MODELS = {'sdar': 'SDARForCausalLM', 'sdar_moe': 'SDARMoeForCausalLM', 'llada2_moe': 'LLaDA2MoeModelLM'}
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,7 @@ def admit(model_path: str, config: FocusEngineConfig, trust_remote_code: bool = 
     checkpoint = _read_config(model_path, config)
     overridden = {**checkpoint, **(config.hf_overrides or {})}
     _check_architecture(model_path, overridden)
+    _check_deterministic(model_path, overridden, config.focus_deterministic)
     if overridden.get('use_sliding_window') and overridden.get('sliding_window'):
         raise ValueError(f'sliding_window of {model_path} is {overridden["sliding_window"]!r} and in use; with '
                          f'{FOCUS_ON} use_sliding_window must be false')
@@ -171,10 +170,19 @@ def _check_architecture(model_path: str, checkpoint: Mapping[str, Any]) -> None:
     remote = (checkpoint.get('auto_map') or {}).get('AutoModelForCausalLM', model_type)
     architecture = str((checkpoint.get('architectures') or [remote])[0]).rpartition('.')[2]
     if FOCUS_MODELS.get(str(model_type)) == architecture:
+        from .models.configs import check_fields
+        check_fields(checkpoint)
         return
-    kind = 'is not supported yet' if model_type in LATER_MODELS else 'is not a block-diffusion model'
     raise ValueError(f'{FOCUS_ON} (focus) is on, but {architecture} (model_type {model_type!r}) of {model_path} '
-                     f'{kind}; the model must be {" or ".join(FOCUS_MODELS.values())}')
+                     f'is not a block-diffusion model; the model must be {" or ".join(FOCUS_MODELS.values())}')
+
+
+def _check_deterministic(model_path: str, checkpoint: Mapping[str, Any], deterministic: bool) -> None:
+    experts = checkpoint.get('num_experts')
+    if deterministic and experts:
+        option = OPTION['focus_deterministic']
+        raise ValueError(f'{option.flag} ({option.field}) is True; it must be off for {model_path}, which has '
+                         f'num_experts {experts}: the products of experts are not row-invariant')
 
 
 def _check_ranks(model_path: str, checkpoint: Mapping[str, Any], ranks: int) -> None:

@@ -34,6 +34,26 @@ ROWS = (
                 'sha256:0b68832f71685cb8389846134ad21ef94b09a7f5ede651cfa8a3a348d9478bda',
             'lmdeploy.pytorch.models.patch:_get_module_map':
                 'sha256:86401d92cdddcce1588f38c2bb4e30a67066944ae10eb39a05d027c9a180f619',
+            'lmdeploy.pytorch.models.sdar:SDARForCausalLM':
+                'sha256:ef9586337313a43993912a5f644f9c17f03a90804c2b57cd6ecbf117c8c316c3',
+            'lmdeploy.pytorch.models.sdar_moe:SDARMoeAttention':
+                'sha256:73ac93bcdbd84c52e923eba314d59e5a6ad79ed0d82ad9cd0bf0c3a92722db4b',
+            'lmdeploy.pytorch.models.sdar_moe:SDARMoeMLP':
+                'sha256:31d79a106c5d2fe9a64d3da1bf779887894782a98cf2ba54e223cd47f39bae22',
+            'lmdeploy.pytorch.models.sdar_moe:SDARMoeSparseMoeBlock':
+                'sha256:75be2f40fb621a78df2fc615e15872b75ae8d94f4c8e253ad56b49322aefd356',
+            'lmdeploy.pytorch.models.sdar_moe:SDARMoeDecoderLayer':
+                'sha256:a6a5639d4069dfd1af4529728b05aacd27e2cb22e61c779945af0d0b6617dce3',
+            'lmdeploy.pytorch.models.sdar_moe:SDARMoeModel':
+                'sha256:f406f75006617e2c62789efba21617ae40e471d7279121cdf9849f6d82711b39',
+            'lmdeploy.pytorch.models.sdar_moe:SDARMoeForCausalLM':
+                'sha256:5bbafa4ab91196a0236bf6c363e5f3b7e081056da2d54f4d9e3e921d501ff919',
+            'lmdeploy.pytorch.nn.moe.route:RouterGemm':
+                'sha256:455d2c814b1dd3f124706c324d78c981e506aff320ca0dd41b1ea7f84889aeeb',
+            'lmdeploy.pytorch.nn.moe.route:NoauxTCRouter':
+                'sha256:eb8d48e71c331696947a9288567567d3c28a6eec1dcdf310e503f3d662acc8e1',
+            'lmdeploy.pytorch.backends.default.moe_router:DefaultRouterNoauxTCImpl':
+                'sha256:05edec3c899f032b93f827c037700352647f8ed553175f13f29b6f2bcc839aa3',
             'lmdeploy.pytorch.configurations.builder:AutoModelConfigBuilder':
                 'sha256:febc8603b4b3f19141f1a1a5cd46fc404c2ea2d10bacbc1cd9209c001db754ea',
             'lmdeploy.pytorch.configurations.sdar:SDARModelConfigBuilder':

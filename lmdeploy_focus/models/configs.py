@@ -1,11 +1,11 @@
-"""What LMDeploy has to know of an SDAR checkpoint before it builds the model: config, block length, mask id.
+"""What LMDeploy has to know of a checkpoint before it builds the model: config, block length, mask id.
 
 Everything is read from the checkpoint's own files as data; `--trust-remote-code` is never needed.
 """
 import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -14,15 +14,27 @@ from lmdeploy.pytorch.configurations import AutoModelConfigBuilder
 from lmdeploy.pytorch.configurations.sdar import SDARModelConfigBuilder
 from lmdeploy.pytorch.models.module_map import CUSTOM_MODULE_MAP
 from transformers import AutoConfig, Qwen3Config, Qwen3MoeConfig
+from transformers.utils.hub import cached_file
 
 from ..config import BLOCK_LENGTHS
 
-SDAR_MASK_TOKEN = '<|MASK|>'
+MASK_TOKENS = ('<|MASK|>', '<|mask|>')  # SDAR's and LLaDA2's
 SDAR_MASK_TOKEN_ID = 151669
+LLADA2 = 'llada2_moe'
+LLADA2_BLOCK_LENGTH = 32
+# Read by the model, or of training alone.
+SDAR_MOE_ROUTER_FIELDS = ('norm_topk_prob', 'router_n_groups', 'router_aux_loss_coef', 'output_router_logits')
+_ABOUT_ROUTING = re.compile(r'router|gating|scor(e|ing)_func|topk|n_group|expert_bias|routed_scaling')
 
-# LMDeploy's architecture -> ours, under a name of its own, so that registering it changes nothing for stock configs.
-FOCUS_ARCHITECTURES = {'SDARForCausalLM': 'FocusSDARForCausalLM'}
-FOCUS_CLASSES = {'FocusSDARForCausalLM': 'lmdeploy_focus.models.sdar.FocusSDARForCausalLM'}
+# The checkpoint's architecture -> ours with focus, under a name of its own, so that registering it changes nothing for
+# stock configs.
+FOCUS_ARCHITECTURES = {'SDARForCausalLM': 'FocusSDARForCausalLM', 'SDARMoeForCausalLM': 'FocusSDARMoeForCausalLM',
+                       'LLaDA2MoeModelLM': 'FocusLLaDA2MoeModelLM'}
+# LLaDA2 without focus too: LMDeploy has no model of it.
+CLASSES = {'FocusSDARForCausalLM': 'lmdeploy_focus.models.sdar.FocusSDARForCausalLM',
+           'FocusSDARMoeForCausalLM': 'lmdeploy_focus.models.sdar_moe.FocusSDARMoeForCausalLM',
+           'FocusLLaDA2MoeModelLM': 'lmdeploy_focus.models.llada2.FocusLLaDA2MoeModelLM',
+           'LLaDA2MoeModelLM': 'lmdeploy_focus.models.llada2.LLaDA2MoeModelLM'}
 
 
 class SDARConfig(Qwen3Config):
@@ -55,14 +67,15 @@ class FocusSDARModelConfigBuilder(SDARModelConfigBuilder):
 
 
 def register() -> None:
-    """Put our config classes, builder and models into the registries; may be called again."""
-    for config_class in (SDARConfig, SDARMoeConfig):
+    """Put our config classes, builders and models into the registries; may be called again."""
+    from .llada2_config import LLaDA2MoeConfig  # its builder registers itself
+    for config_class in (SDARConfig, SDARMoeConfig, LLaDA2MoeConfig):
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     builders = AutoModelConfigBuilder._sub_classes  # the first match wins, and LMDeploy's own comes first by itself
     if builders[0] is not FocusSDARModelConfigBuilder:
         builders.remove(FocusSDARModelConfigBuilder)
         builders.insert(0, FocusSDARModelConfigBuilder)
-    CUSTOM_MODULE_MAP.update(FOCUS_CLASSES)
+    CUSTOM_MODULE_MAP.update(CLASSES)
 
 
 def focus_hf_config(hf_config: Any) -> Any:
@@ -83,12 +96,42 @@ def focus_hf_config(hf_config: Any) -> Any:
                      f'{" or ".join(FOCUS_ARCHITECTURES)}')
 
 
+def check_fields(config: Mapping[str, Any]) -> None:
+    """Refuse a config that asks for what the model does not compute.
+
+    Args:
+        config: of config.json, of a model with focus.
+
+    Raises:
+        ValueError: the message has the field, its value and what it must be.
+    """
+    if config.get('model_type') == LLADA2:
+        from .llada2_config import check_config
+        check_config(config)
+    elif config.get('model_type') == SDARMoeConfig.model_type:
+        check_router_fields(config, SDAR_MOE_ROUTER_FIELDS)
+
+
+def check_router_fields(config: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a config with a field about routing that is in use and that the model does not know.
+
+    Raises:
+        ValueError: the message has the field and its value.
+    """
+    for field, value in config.items():
+        if _ABOUT_ROUTING.search(field) and field not in known and value:
+            raise ValueError(f'{field} of config.json is {value!r}; it must be absent: the router of '
+                             f'{config.get("model_type")} knows only {", ".join(sorted(known))}')
+
+
 def checkpoint_block_length(config: Mapping[str, Any], model_path: str | None) -> int | None:
-    """Block length by the HF config (`block_size`, `block_length`), else by the checkpoint's name, else None."""
+    """Block length by the HF config (`block_size`, `block_length`), else by the checkpoint's name, else that of all
+    published LLaDA2, else None."""
     for key in ('block_size', 'block_length'):
         if config.get(key) is not None:
             return config[key]
-    return named_block_length(model_path)
+    named = named_block_length(model_path)
+    return LLADA2_BLOCK_LENGTH if named is None and config.get('model_type') == LLADA2 else named
 
 
 def named_block_length(model_path: str | None) -> int | None:
@@ -103,25 +146,47 @@ def named_block_length(model_path: str | None) -> int | None:
 
 
 def mask_token_id(config: Mapping[str, Any], model_path: str | None) -> int:
-    """Mask id by the HF config (`mask_token_id`), else by the tokenizer's files, else that of the published SDAR."""
+    """Mask id by the HF config (`mask_token_id`), else by the tokenizer's files, else that of the published SDAR.
+
+    Raises:
+        ValueError: neither tells, and the model is not SDAR.
+    """
     if config.get('mask_token_id') is not None:
         return config['mask_token_id']
-    found = _tokenizer_mask_id(Path(model_path)) if model_path else None
+    found = _tokenizer_mask_id(model_path, config.get('model_type') == LLADA2) if model_path else None
+    if found is None and config.get('model_type') == LLADA2:
+        raise ValueError(f'mask_token_id of {model_path} is missing; config.json must have it, or its tokenizer a '
+                         f'mask_token or {" or ".join(MASK_TOKENS)}')
     return SDAR_MASK_TOKEN_ID if found is None else found
 
 
-def _tokenizer_mask_id(folder: Path) -> int | None:
-    config = _read(folder / 'tokenizer_config.json')
+def _tokenizer_mask_id(model_path: str, from_hub: bool) -> int | None:
+    """Args:
+        from_hub: get the files of a model that is named by its repository and not downloaded yet.
+    """
+
+    def read(name: str) -> dict[str, Any]:
+        path = Path(model_path) / name
+        if from_hub and not Path(model_path).is_dir():
+            found = cached_file(model_path, name, _raise_exceptions_for_gated_repo=False,
+                                _raise_exceptions_for_missing_entries=False,
+                                _raise_exceptions_for_connection_errors=False)
+            path = Path(found) if found else path
+        return read_json(path)
+
+    config = read('tokenizer_config.json')
     ids = {token['content']: int(index) for index, token in config.get('added_tokens_decoder', {}).items()}
-    ids |= _read(folder / 'added_tokens.json')
+    ids |= read('added_tokens.json')
     declared = config.get('mask_token')
     declared = declared['content'] if isinstance(declared, dict) else declared
-    for token in (declared, SDAR_MASK_TOKEN):
-        if token in ids:
-            return ids[token]
-    listed = {token['content']: token['id'] for token in _read(folder / 'tokenizer.json').get('added_tokens', [])}
-    return listed.get(declared, listed.get(SDAR_MASK_TOKEN))
+    names = (declared, *MASK_TOKENS)
+    found = next((ids[name] for name in names if name in ids), None)
+    if found is not None:
+        return found
+    listed = {token['content']: token['id'] for token in read('tokenizer.json').get('added_tokens', [])}
+    return next((listed[name] for name in names if name in listed), None)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is no file."""
     return json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}

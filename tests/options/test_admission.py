@@ -5,6 +5,8 @@ from lmdeploy.messages import SpeculativeConfig
 from lmdeploy_focus.admission import admit, resolve_block_length
 from lmdeploy_focus.config import FocusEngineConfig
 
+from ..models.checkpoints import CONFIGS
+
 
 def refused(folder, _speculative=None, **options):
     with pytest.raises(ValueError) as caught:
@@ -29,13 +31,20 @@ def test_an_autoregressive_model(demo):
     admit(str(demo / 'ar'), FocusEngineConfig(focus=False, device_type='cpu'))
 
 
-@pytest.mark.parametrize('changes', [{'model_type': 'sdar_moe', 'architectures': ['SDARMoeForCausalLM']},
-                                     {'model_type': 'llada2_moe', 'architectures': ['LLaDA2MoeModelLM']}])
-def test_block_diffusion_models_of_a_later_release(checkpoint, changes):
-    """Red when a model without focus hooks would run, or is called autoregressive."""
-    message = refused(checkpoint(**changes))
-    assert changes['architectures'][0] in message
-    assert 'is not supported yet' in message
+@pytest.mark.parametrize('config', CONFIGS.values(), ids=CONFIGS)
+def test_mixtures_of_experts(checkpoint, config):
+    """Red when one is refused, or promised row-invariant arithmetic that its experts do not have."""
+    folder = checkpoint(**config)
+    admit(str(folder), FocusEngineConfig())
+    message = refused(folder, focus_deterministic=True)
+    assert '--focus-deterministic (focus_deterministic) is True; it must be off' in message
+    assert f'num_experts {config["num_experts"]}' in message
+    admit(str(folder), FocusEngineConfig(focus=False, focus_deterministic=True))
+
+
+def test_another_architecture_of_a_known_model_type(checkpoint):
+    """Red when the model type alone decides."""
+    assert 'SDARForCausalLM' in refused(checkpoint(model_type='llada2_moe'))
 
 
 def test_an_architecture_named_in_the_auto_map_alone(checkpoint):
@@ -107,6 +116,12 @@ def test_speculative_decoding(demo):
     admit(str(demo / 'ar'), FocusEngineConfig(focus=False), speculative_config=draft)
 
 
+def test_ranks_that_do_not_divide_the_key_heads(demo):
+    """Red when a rank would hold half a key head, or a copy that is counted twice."""
+    assert 'num_key_value_heads' in refused(demo / 'sdar', tp=4)
+    admit(str(demo / 'sdar'), FocusEngineConfig(tp=2))
+
+
 def test_a_folder_that_is_no_checkpoint(tmp_path):
     """Red when a wrong path ends in a traceback of another library."""
     assert 'config.json' in refused(tmp_path)
@@ -117,6 +132,6 @@ def test_a_folder_that_is_no_checkpoint(tmp_path):
 def test_options_are_checked_as_they_are_now(demo):
     """Red when a field that was set after construction reaches the engine unchecked."""
     config = FocusEngineConfig()
-    config.tp = 2
-    with pytest.raises(ValueError, match=r'--tp \(tp\) is 2'):
+    config.dp = 2
+    with pytest.raises(ValueError, match=r'--dp \(dp\) is 2'):
         admit(str(demo / 'sdar'), config)
