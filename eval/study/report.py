@@ -28,7 +28,7 @@ def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         line: dict[str, Any] = {'engine': engine, 'batch': batch, 'repeats': len(chosen),
                                 'steady': all(run['tokens_per_s'] for run in chosen)}
         for name in FIGURES:
-            values = [run[name] for run in chosen if run[name] is not None]
+            values = [run[name] for run in chosen if run.get(name) is not None]
             line[name] = round(statistics.median(values), 4) if values else None
         speeds = [run['tokens_per_s'] or run['tokens_per_s_whole'] for run in chosen]
         line['tokens_per_s'] = round(statistics.median(speeds), 4)

@@ -4,8 +4,8 @@
 class EvictionPolicy:
     """Decides the mode of an engine's steps.
 
-    'always' evicts, 'never' leaves the delayed cache alone. 'auto' evicts too: a step with fewer rows is never slower by
-    more than the ranking takes (25 us of a step of 5 ms), and focus's threshold, lower than that of dense decoding,
+    'always' evicts, 'never' leaves the delayed cache alone. 'auto' evicts too: a step with fewer rows is never slower
+    by more than the ranking takes (25 us of a step of 5 ms), and focus's threshold, lower than that of dense decoding,
     is only right where unlikely tokens do not compete.
     """
 

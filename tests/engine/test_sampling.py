@@ -116,13 +116,30 @@ def test_what_is_drawn_on_the_device():
         return samplers.take(_inputs({'top_k': 1}, {'top_k': 1} | own))
 
     assert (greedy.name, sampled.name) == ('greedy', 'sampled')
-    assert way() is way(random_seed=4) is way(stop_words=[5]) is greedy
+    assert way() is way(random_seed=4) is way(stop_words=[5]) is way(bad_words=[4] * 64) is greedy
     for own in ({'temperature': .5}, {'top_k': 64}, {'top_k': 5, 'top_p': .5}, {'top_k': 5, 'min_p': .1}):
         assert way(**own) is sampled, own
-    for own in ({'top_k': 65}, {'top_k': 0}, {'repetition_penalty': 1.1}, {'bad_words': [4]},
+    for own in ({'top_k': 65}, {'top_k': 0}, {'repetition_penalty': 1.1}, {'bad_words': [4] * 65},
                 {'min_new_tokens': 2, 'stop_words': [5]}, {'logits_processors': [lambda ids, logits: logits]},
                 {'repetition_ngram_size': 3, 'repetition_ngram_threshold': 2}):
         assert way(**own) is None, own
+
+
+@pytest.mark.parametrize('name', ['greedy', 'sampled'])
+def test_banned_tokens_on_the_device_are_those_of_each_sequence(name):
+    """Red when a ban reaches another's rows, outlives its request, or when its token keeps a share of the confidence."""
+    own = {'top_k': 1} if name == 'greedy' else {'top_k': 2, 'temperature': .5}
+    samplers = Samplers(kernels_for('cpu'), _state(2), MASK_TOKEN)
+    logits = torch.tensor([[9., 8., 1., 20., 0.]] * 3)
+    rows = torch.tensor([3]), torch.tensor([0, 1, 0]), torch.tensor([0, 1, 2])
+    draw = samplers.take(_inputs(own, own | {'bad_words': [0, 1]}))
+    tokens, scores = draw.sampler(logits.clone(), *rows)
+    assert draw.name == name
+    assert int(tokens[1]) in (2, 4) and {int(tokens[0]), int(tokens[2])} <= {0, 1}
+    allowed = (logits[1, [2, 4]] / own.get('temperature', 1.)).softmax(0)
+    assert float(scores[1]) == pytest.approx(float(allowed[[2, 4].index(int(tokens[1]))]))
+    tokens, _ = samplers.take(_inputs(own, own)).sampler(logits.clone(), *rows)
+    assert {int(token) for token in tokens} <= {0, 1}
 
 
 def test_parameters_on_the_device_are_those_of_each_sequence():
