@@ -127,7 +127,7 @@ def test_what_is_drawn_on_the_device():
 
 @pytest.mark.parametrize('name', ['greedy', 'sampled'])
 def test_banned_tokens_on_the_device_are_those_of_each_sequence(name):
-    """Red when a ban reaches another's rows, outlives its request, or when its token keeps a share of the confidence."""
+    """Red when a ban reaches another's rows, outlives its request, or leaves its token a share of the confidence."""
     own = {'top_k': 1} if name == 'greedy' else {'top_k': 2, 'temperature': .5}
     samplers = Samplers(kernels_for('cpu'), _state(2), MASK_TOKEN)
     logits = torch.tensor([[9., 8., 1., 20., 0.]] * 3)
