@@ -6,6 +6,9 @@ import torch
 
 from . import edges, twins
 
+# minutes on two cores; also what `-m gpu` runs
+pytestmark = pytest.mark.slow
+
 GPU = pytest.mark.gpu
 # few prompts on a CPU, all on a GPU
 PROMPTS = [('cpu', 4), pytest.param('cuda', 256, marks=GPU)]

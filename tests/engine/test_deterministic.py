@@ -32,7 +32,8 @@ def histories(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize('device, trials', [('cpu', 3), pytest.param('cuda', 200, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize('device, trials', [pytest.param('cpu', 3, marks=pytest.mark.slow),
+                                            pytest.param('cuda', 200, marks=pytest.mark.gpu)])
 def test_one_prompt_in_any_company(device, trials, pipelines, decode, demo_items, histories):
     """Red when a matrix product, attention's split or a sum depends on the other rows of a step."""
     pipe = pipelines(device_type=device, focus_deterministic=True, focus_policy='always')

@@ -14,6 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+# minutes on two cores; also what `-m gpu` runs
+pytestmark = pytest.mark.slow
+
 GPU = pytest.mark.gpu
 STOPS = [0, 2]
 LENGTH, PAGE = 32, 64

@@ -151,7 +151,8 @@ LITTLE = {'enter': (40, 200, 200), 'keep': (200, 32, 200), 'sample': (200, 200, 
 
 @pytest.mark.parametrize('hot', [False, True], ids=['greedy', 'sampled'])
 @pytest.mark.parametrize('room', LITTLE)
-@pytest.mark.parametrize('options', [{}, {'cache': 'off'}, {'commit': 'full'}], ids=str)
+@pytest.mark.parametrize('options', [{}, pytest.param({'cache': 'off'}, marks=pytest.mark.slow),
+                                     pytest.param({'commit': 'full'}, marks=pytest.mark.slow)], ids=str)
 def test_waiting_changes_nothing(options, room, hot, monkeypatch):
     """Room for a few sequences, or as the host predicts it: each goes the same way, step for step and token for token,
     only later.

@@ -285,6 +285,7 @@ def test_a_shape_that_cannot_be_compared():
     assert shapes.config(shapes.SHAPES['sdar-30b-a3b'], 32)['model_type'] == 'sdar_moe'
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     """The real command on a CPU. Red when an engine does not decode what was recorded for it."""
     command = [sys.executable, 'eval/throughput.py', '--shape', 'tiny', '--device', 'cpu', '--batches', '2',

@@ -101,7 +101,7 @@ class DelayedCache(RuleBasedStateMachine):
 # out; progress falls; a new block starts with the old one's state; a key is read that was never written; a position is
 # left out of its block's commit, or committed though it is frozen, or again; a commit sees the block that follows.
 TestDelayedCache = DelayedCache.TestCase
-TestDelayedCache.settings = settings(max_examples=40, stateful_step_count=5, deadline=None, derandomize=True)
+TestDelayedCache.settings = settings(max_examples=25, stateful_step_count=5, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize('length', [1, 4, 32, 63, 64])
