@@ -21,6 +21,16 @@ REPORT = ('masked', 'stopped', 'stop_pos', 'newly', 'entered', 'kept', 'evicted'
 TURNS, TOTALS = 4, 4
 
 
+def pack_bits(flags: Tensor) -> Tensor:
+    """[S, L] bool -> [S] int64, bit i is position i."""
+    return (flags.long() << torch.arange(flags.size(1), device=flags.device)).sum(1)
+
+
+def unpack_bits(bits: Tensor, length: int) -> Tensor:
+    """[S] int64 -> [S, length] bool, the inverse of :func:`pack_bits`."""
+    return ((bits[:, None] >> torch.arange(length, device=bits.device)) & 1).bool()
+
+
 def state_width(length: int) -> int:
     """Columns of a state table for blocks of L."""
     return 2 * length + len(FIELDS)

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from .layout import TURNS, Pace, Rows, state_columns
+from .layout import TURNS, Pace, Rows, pack_bits, state_columns, unpack_bits
 
 __all__ = ['enter']
 
@@ -28,7 +28,8 @@ def enter(table: Tensor, page_table: Tensor, page_size: int, pace: Pace, length:
     state = state_columns(table, length)
     if out is None:
         out = Rows.empty(sequences, length, sequences * 2 * length, table.device)
-    rows = torch.cat([flags(state.pending, length), flags(state.uncached, length)], 1) & (state.alive != 0)[:, None]
+    rows = torch.cat([unpack_bits(state.pending, length), unpack_bits(state.uncached, length)], 1)
+    rows = rows & (state.alive != 0)[:, None]
     wanted = rows.sum(1)
     limit = bound(pace, 0, out.sequence)
     fits = admitted(wanted, pace.turn, limit)
@@ -48,24 +49,14 @@ def enter(table: Tensor, page_table: Tensor, page_size: int, pace: Pace, length:
     fill(out.offsets, text % page_size, limit)
     fill(out.visible, torch.where(position < 0, history, history + last[sequence] + 1), limit)
     out.start.copy_(starts(rows.sum(1)))
-    out.current.copy_(packed(current))
-    out.pending.copy_(packed(pending))
-    out.candidates.copy_(listed(numbers[:, length:], flags(state.masked, length) & current))
+    out.current.copy_(pack_bits(current))
+    out.pending.copy_(pack_bits(pending))
+    out.candidates.copy_(listed(numbers[:, length:], unpack_bits(state.masked, length) & current))
 
     told = pace.totals[int(pace.turn) % TURNS]
     told[0] = wanted.sum()
     told[3] = (~fits & (wanted > 0)).sum()
     return out
-
-
-def flags(maps: Tensor, length: int) -> Tensor:
-    """Maps [S] as [S, L] bool."""
-    return ((maps[:, None] >> torch.arange(length, device=maps.device)) & 1).bool()
-
-
-def packed(chosen: Tensor) -> Tensor:
-    """The inverse of `flags`."""
-    return (chosen.long() << torch.arange(chosen.size(1), device=chosen.device)).sum(1)
 
 
 def bound(pace: Pace, index: int, buffer: Tensor) -> int:

@@ -2,9 +2,9 @@
 import torch
 from torch import Tensor
 
-from .layout import TURNS, Pace, Plan, Rows, state_columns
+from .layout import TURNS, Pace, Plan, Rows, pack_bits, state_columns, unpack_bits
 from .reference import budget, select
-from .reference_enter import admitted, bound, fill, flags, last_visible, listed, packed, places, rightmost_of, starts
+from .reference_enter import admitted, bound, fill, last_visible, listed, places, rightmost_of, starts
 
 __all__ = ['plan']
 
@@ -34,8 +34,8 @@ def plan(first: Tensor, second: Tensor, table: Tensor, entered: Rows, pace: Pace
     state = state_columns(table, length)
     if out is None:
         out = Plan.empty(table.size(0), length, entered.sequence.size(0), table.device)
-    pending, current = flags(entered.pending, length), flags(entered.current, length)
-    waiting = flags(state.masked, length) & current
+    pending, current = unpack_bits(entered.pending, length), unpack_bits(entered.current, length)
+    waiting = unpack_bits(state.masked, length) & current
     kept = (current & ~waiting) | _kept_masked(first, second, waiting, table, length, keep, selection, sequential)
     numbers_before = places(torch.cat([pending, current], 1))[2]
     rows, sampled = torch.cat([pending, kept], 1), kept & waiting
@@ -60,8 +60,8 @@ def plan(first: Tensor, second: Tensor, table: Tensor, entered: Rows, pace: Pace
     fill(out.visible, torch.where(position < 0, history, history + last[sequence] + 1), limit)
     fill(out.source, source, limit)
     out.start.copy_(starts(rows.sum(1)))
-    out.current.copy_(packed(kept))
-    out.pending.copy_(packed(pending))
+    out.current.copy_(pack_bits(kept))
+    out.pending.copy_(pack_bits(pending))
     out.rightmost.copy_(rightmost)
     out.candidates.copy_(listed(numbers[:, length:], sampled))
 
@@ -71,7 +71,7 @@ def plan(first: Tensor, second: Tensor, table: Tensor, entered: Rows, pace: Pace
     fill(out.sampled_position, sampled_position, sampled_limit)
     out.sampled_start.copy_(starts(sampled.sum(1)))
 
-    ready = (state.alive != 0) & (flags(state.uncached, length) | flags(state.pending, length)).any(1)
+    ready = (state.alive != 0) & (unpack_bits(state.uncached, length) | unpack_bits(state.pending, length)).any(1)
     told = pace.totals[int(pace.turn) % TURNS]
     told[1] = wanted.sum()
     told[2] = sampled_wanted.sum()

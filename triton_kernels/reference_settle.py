@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from .layout import Pace, Plan, Rows, report_columns, report_width, state_columns
+from .layout import Pace, Plan, Rows, pack_bits, report_columns, report_width, state_columns, unpack_bits
 
 __all__ = ['settle']
 
@@ -44,8 +44,8 @@ def settle(table: Tensor, entered: Rows, plan: Plan, pace: Pace, tokens: Tensor,
     whole = -1 if length == 64 else (1 << length) - 1
     live = (state.alive != 0) & (plan.current != 0)
 
-    waiting = _lanes(state.masked, place)
-    candidate = _lanes(state.masked & plan.current, place) & live[:, None]
+    waiting = unpack_bits(state.masked, length)
+    candidate = unpack_bits(state.masked & plan.current, length) & live[:, None]
     accepted, proposed = _accept(waiting, candidate, plan.sampled_start, tokens, scores, state.threshold, strategy,
                                  tokens_per_step)
     still = waiting & ~accepted
@@ -61,8 +61,8 @@ def settle(table: Tensor, entered: Rows, plan: Plan, pace: Pace, tokens: Tensor,
         final = final & torch.cat([final[:, 1:], torch.ones_like(final[:, :1])], 1)
     uncached = state.uncached & whole
     if cache != 'off':
-        uncached = uncached & ~_map(final, place)
-    masked = _map(still, place)
+        uncached = uncached & ~pack_bits(final)
+    masked = pack_bits(still)
     report = _report(report, live, ids, masked.masked_fill(stopped, 0), stopped, stop_pos, newly, entered, plan)
 
     after = {  # of a sequence that runs: in this block, and where the next one begins
@@ -80,16 +80,6 @@ def settle(table: Tensor, entered: Rows, plan: Plan, pace: Pace, tokens: Tensor,
     state.alive.masked_fill_(stopped, 0)
     pace.turn.add_(1)
     return report
-
-
-def _lanes(bits: Tensor, place: Tensor) -> Tensor:
-    """Maps [S] as flags [S, L]."""
-    return ((bits[:, None] >> place) & 1).bool()
-
-
-def _map(flags: Tensor, place: Tensor) -> Tensor:
-    """The inverse of `_lanes`."""
-    return (flags.long() << place).sum(1)
 
 
 def _accept(waiting: Tensor, candidate: Tensor, sampled_start: Tensor, tokens: Tensor, scores: Tensor,
@@ -135,8 +125,8 @@ def _report(report: Tensor | None, live: Tensor, ids: Tensor, masked: Tensor, st
     sequences, length = ids.shape
     if report is None:
         report = ids.new_empty((sequences, report_width(length)))
-    place = torch.arange(length, device=ids.device)
-    rows, kept = ((_lanes(part.current, place).sum(1) + _lanes(part.pending, place).sum(1)) for part in (entered, plan))
+    rows, kept = (unpack_bits(part.current, length).sum(1) + unpack_bits(part.pending, length).sum(1)
+                  for part in (entered, plan))
     told = report_columns(report, length)
     told.ids.copy_(ids)
     told.masked.copy_(masked)

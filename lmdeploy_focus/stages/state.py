@@ -4,19 +4,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ..kernels.layout import FIELDS, state_columns, state_width
+from ..kernels.layout import FIELDS, pack_bits, state_columns, state_width, unpack_bits
 
-
-def pack_bits(flags: Tensor) -> Tensor:
-    """[S, L] bool with L <= 64 -> [S] int64, bit i is position i."""
-    shifts = torch.arange(flags.size(1), device=flags.device)
-    return (flags.long() << shifts).sum(1)
-
-
-def unpack_bits(bits: Tensor, length: int) -> Tensor:
-    """[S] int64 -> [S, length] bool, the inverse of :func:`pack_bits`."""
-    shifts = torch.arange(length, device=bits.device)
-    return ((bits[:, None] >> shifts) & 1).bool()
+__all__ = ['FocusState', 'first_rows', 'pack_bits', 'unpack_bits']
 
 
 class FocusState:
