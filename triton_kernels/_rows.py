@@ -1,4 +1,4 @@
-"""What `enter` and `plan` share: which sequences fit a step, where their rows go, and what their wrappers refuse."""
+"""What the step's kernels share: columns of the state; which sequences fit, where rows go, what wrappers refuse."""
 from dataclasses import fields
 
 import torch
@@ -17,8 +17,12 @@ PROGRESS = tl.constexpr(FIELDS.index('progress'))
 DECODED = tl.constexpr(FIELDS.index('decoded'))
 STEPS = tl.constexpr(FIELDS.index('steps'))
 HISTORY = tl.constexpr(FIELDS.index('history'))
+APPENDABLE = tl.constexpr(FIELDS.index('appendable'))
+RANDOM_OFFSET = tl.constexpr(FIELDS.index('random_offset'))
+OUTPUT_START = tl.constexpr(FIELDS.index('output_start'))
 ALIVE = tl.constexpr(FIELDS.index('alive'))
 ALPHA = tl.constexpr(FIELDS.index('alpha'))
+THRESHOLD = tl.constexpr(FIELDS.index('threshold'))
 # row turn % _TURNS of the totals has _TOTALS columns
 _TURNS, _TOTALS = tl.constexpr(TURNS), tl.constexpr(TOTALS)
 # padding rows that a program cleans

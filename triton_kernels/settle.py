@@ -5,18 +5,27 @@ import triton.language as tl
 from torch import Tensor
 
 from ._arguments import expect
-from .layout import FIELDS, REPORT, Pace, Plan, Rows, report_width, state_width
+from ._rows import (
+    ALIVE,
+    APPENDABLE,
+    DECODED,
+    HISTORY,
+    MASKED,
+    OUTPUT_START,
+    PENDING,
+    PROGRESS,
+    RANDOM_OFFSET,
+    STEPS,
+    THRESHOLD,
+    UNCACHED,
+)
+from .layout import REPORT, Pace, Plan, Rows, report_width, state_width
 
 __all__ = ['settle']
 
 _STRATEGIES = {'low_confidence_dynamic': 0, 'low_confidence_static': 1, 'sequential': 2}
 _CACHES = {'delayed-neighbour': 0, 'delayed': 1, 'off': 2}
-# columns of a state row behind its ids, and of a report behind its
-_MASKED, _UNCACHED, _PENDING, _PROGRESS, _DECODED, _STEPS = (
-    tl.constexpr(FIELDS.index(name)) for name in ('masked', 'uncached', 'pending', 'progress', 'decoded', 'steps'))
-_HISTORY, _APPENDABLE, _RANDOM, _START, _ALIVE, _THRESHOLD = (
-    tl.constexpr(FIELDS.index(name))
-    for name in ('history', 'appendable', 'random_offset', 'output_start', 'alive', 'threshold'))
+# columns of a report behind its ids
 _TOLD_MASKED, _TOLD_STOPPED, _TOLD_STOP_POS, _TOLD_NEWLY, _TOLD_ENTERED, _TOLD_KEPT, _TOLD_EVICTED, _TOLD_RAN = (
     tl.constexpr(REPORT.index(name))
     for name in ('masked', 'stopped', 'stop_pos', 'newly', 'entered', 'kept', 'evicted', 'ran'))
@@ -77,26 +86,26 @@ def _settle_kernel(table, entered_current, entered_pending, current, pending, ri
     row = table + sequence * STATE
     field = row + 2 * LENGTH
     old_ids = tl.load(row + place, mask=inside, other=0)
-    ran, bits = tl.load(current + sequence), tl.load(field + _MASKED)
-    live = (ran != 0) & (tl.load(field + _ALIVE) != 0)
+    ran, bits = tl.load(current + sequence), tl.load(field + MASKED)
+    live = (ran != 0) & (tl.load(field + ALIVE) != 0)
     waiting = _lanes(bits, place, inside)
 
     candidate = _lanes(ran & bits, place, inside) & live
     at = tl.load(sampled_start + sequence) + tl.cumsum(candidate.to(tl.int64), 0) - 1
     score = tl.load(scores + at, mask=candidate, other=0.0)
     token = tl.load(tokens + at, mask=candidate, other=0)
-    threshold = tl.load(field + _THRESHOLD).to(tl.float64, bitcast=True).to(tl.float32)
+    threshold = tl.load(field + THRESHOLD).to(tl.float64, bitcast=True).to(tl.float32)
     accepted = _accept(waiting, candidate, score, place, threshold, PER_STEP, STRATEGY)
     still = waiting & (accepted == 0)
     ids = tl.where(accepted, token, tl.where(still & live, mask_token, old_ids))
     undecided = _first(still, place, LENGTH)
     newly = tl.sum(accepted.to(tl.int64), 0)
 
-    past, allowed = tl.load(field + _HISTORY), tl.load(field + _APPENDABLE)
+    past, allowed = tl.load(field + HISTORY), tl.load(field + APPENDABLE)
     column = tl.arange(0, WORDS)
     words = tl.load(stop_words + sequence * WIDTH + column, mask=column < WIDTH, other=-1)
     hit = tl.sum((ids[:, None] == words[None, :]).to(tl.int32), 1) > 0
-    generated = past + place >= tl.load(field + _START)
+    generated = past + place >= tl.load(field + OUTPUT_START)
     first = _first(hit & generated & inside, place, LENGTH)
     word = first < undecided
     cap = allowed <= undecided
@@ -105,17 +114,17 @@ def _settle_kernel(table, entered_current, entered_pending, current, pending, ri
     rolls = live & (stopped == 0) & (undecided == LENGTH)
 
     whole = _map(inside, place)
-    uncached = tl.load(field + _UNCACHED) & whole
+    uncached = tl.load(field + UNCACHED) & whole
     if CACHE != 2:
         final = inside & (waiting == 0)
         if CACHE == 0:  # two shifts: by 64 at once is undefined
             final = final & ((place == LENGTH - 1) | ((((bits >> place) >> 1) & 1) == 0))
         uncached = uncached & ~_map(final, place)
     commit = whole if FULL_COMMIT or CACHE == 2 else uncached
-    progress = tl.maximum(tl.load(field + _PROGRESS), tl.load(rightmost + sequence))
-    decoded = tl.load(field + _DECODED) + newly
-    steps = tl.load(field + _STEPS) + (newly > 0).to(tl.int64)
-    offset = tl.load(field + _RANDOM)
+    progress = tl.maximum(tl.load(field + PROGRESS), tl.load(rightmost + sequence))
+    decoded = tl.load(field + DECODED) + newly
+    steps = tl.load(field + STEPS) + (newly > 0).to(tl.int64)
+    offset = tl.load(field + RANDOM_OFFSET)
     wanted = _count(tl.load(entered_current + sequence), tl.load(entered_pending + sequence), place, inside)
     kept = _count(ran, tl.load(pending + sequence), place, inside)
     masked = _map(still, place)
@@ -123,16 +132,16 @@ def _settle_kernel(table, entered_current, entered_pending, current, pending, ri
 
     tl.store(row + place, tl.where(rolls, mask_token, ids), mask=inside & live)
     tl.store(row + LENGTH + place, ids, mask=inside & rolls)
-    tl.store(field + _MASKED, tl.where(rolls, whole, masked), mask=live)
-    tl.store(field + _UNCACHED, tl.where(rolls, whole, uncached), mask=live)
-    tl.store(field + _PENDING, tl.where(rolls, commit, 0), mask=live)
-    tl.store(field + _PROGRESS, tl.where(rolls, -1, progress), mask=live)
-    tl.store(field + _DECODED, tl.where(rolls, 0, decoded), mask=live)
-    tl.store(field + _STEPS, tl.where(rolls, 0, steps), mask=live)
-    tl.store(field + _HISTORY, past + LENGTH, mask=rolls)
-    tl.store(field + _APPENDABLE, allowed - LENGTH, mask=rolls)
-    tl.store(field + _RANDOM, offset + 1, mask=live)
-    tl.store(field + _ALIVE, 0, mask=stopped)
+    tl.store(field + MASKED, tl.where(rolls, whole, masked), mask=live)
+    tl.store(field + UNCACHED, tl.where(rolls, whole, uncached), mask=live)
+    tl.store(field + PENDING, tl.where(rolls, commit, 0), mask=live)
+    tl.store(field + PROGRESS, tl.where(rolls, -1, progress), mask=live)
+    tl.store(field + DECODED, tl.where(rolls, 0, decoded), mask=live)
+    tl.store(field + STEPS, tl.where(rolls, 0, steps), mask=live)
+    tl.store(field + HISTORY, past + LENGTH, mask=rolls)
+    tl.store(field + APPENDABLE, allowed - LENGTH, mask=rolls)
+    tl.store(field + RANDOM_OFFSET, offset + 1, mask=live)
+    tl.store(field + ALIVE, 0, mask=stopped)
 
     told = report + sequence * REPORT_WIDTH
     ran_here = live.to(tl.int64)
