@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.layout import Rows
-from . import prefix, suffix
+from . import layer
 from .decoder import Model
 from .view import FocusView
 
@@ -38,12 +38,11 @@ def list_rows(rows: Rows, input_ids: Tensor, seq_length: Tensor, history: Tensor
 
 def run(model: Model, view: FocusView, count: int) -> None:
     """All layers on the first `count` rows of `view.entered`, up to the last layer's KV."""
-    hidden, rotary = prefix.embed(model, view, count)
-    residual: Tensor | None = None
-    work: suffix.Work = None
-    for index in range(len(model.decoder.layers)):
-        queries = prefix.queries(model, index, hidden, residual, rotary, view, keys=False)
-        if index == len(model.decoder.layers) - 1:
-            return
-        work = work or suffix.work(model, view.entered, queries.query)
-        hidden, residual = prefix.finish(model, index, queries, view, work)
+    rows, last = view.entered, len(model.decoder.layers) - 1
+    assert rows is not None
+    hidden, rotary = layer.embed(model, rows, count)
+    own = layer.queries(model, 0, hidden, None, rotary, rows, keys=False)
+    division = layer.work(model, rows, own.query)
+    for index in range(last):
+        hidden, residual = layer.finish(model, index, own, view, rows, division)
+        own = layer.queries(model, index + 1, hidden, residual, rotary, rows, keys=False)

@@ -18,11 +18,7 @@ def enter(model: Model, view: FocusView, options: StepOptions) -> None:
 
 def rank(model: Model, view: FocusView, options: StepOptions, evicting: bool, rows: int) -> Kept:
     """Prefix, importance, budget and selection on T rows: what layer 1 goes on with, of all of them."""
-    hidden, rotary = prefix.embed(model, view, rows)
-    first = prefix.queries(model, 0, hidden, None, rotary, view, evicting)
-    hidden, residual = prefix.finish(model, 0, first, view, suffix.work(model, view.entered, first.query))
-    second = prefix.queries(model, 1, hidden, residual, rotary, view, evicting)
-
+    first, second, rotary = prefix.run(model, view, rows, evicting)
     importance.compare(view, importance.received(model, first, view), importance.received(model, second, view))
     select.plan(model, view, options, evicting)
     return Kept(second.query, second.residual[0], *rotary)

@@ -1,14 +1,11 @@
 """Suffix: layer 1's attention and the layers after it, on the kept rows."""
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from ..kernels.layout import Rows
+from . import layer
 from .decoder import Model
 from .view import FocusView
-
-Work = Any  # of the kernel `attention_work`
 
 
 @dataclass
@@ -29,32 +26,14 @@ class Kept:
             getattr(self, name)[:value.size(0)] = value
 
 
-def work(model: Model, rows: Rows | None, query: Tensor) -> Work:
-    """How the attention of the queries [N, H, D] of these rows is divided; the same in every layer."""
-    assert rows is not None
-    count, heads, _ = query.shape
-    return model.kernels.attention_work(rows.start, heads // model.caches[0][0].size(2), count, query.dtype)
-
-
-def attend(model: Model, index: int, query: Tensor, view: FocusView, rows: Rows | None, division: Work) -> Tensor:
-    """Attention of rows over their visible keys, [N, H, D]."""
-    assert rows is not None
-    return model.kernels.ragged_attention(query, *model.caches[index], view.page_table, rows.start,
-                                          rows.visible[:query.size(0)], division, view.max_kv,
-                                          model.decoder.layers[index].scale, splits=view.splits)
-
-
 def run(model: Model, view: FocusView, kept: Kept) -> Tensor:
     """Layer 1 from attention on, the layers after it and the final norm: [N, E]."""
-    assert view.plan is not None
-    query, residual, rotary, count = kept.query, kept.residual, (kept.cos, kept.sin), kept.query.size(0)
-    pages, offsets = view.plan.pages[:count], view.plan.offsets[:count]
-    division, layers = work(model, view.plan, query), model.decoder.layers
-    attended = attend(model, 1, query, view, view.plan, division)
-    hidden, residual = layers[1].finish(attended, residual[None])
-    for index in range(2, len(layers)):
-        query, _, residual = layers[index].queries(hidden, residual, rotary, model.caches[index], pages, offsets,
-                                                   model.kernels, False)
-        attended = attend(model, index, query, view, view.plan, division)
-        hidden, residual = layers[index].finish(attended, residual)
+    plan, rotary = view.plan, (kept.cos, kept.sin)
+    assert plan is not None
+    division = layer.work(model, plan, kept.query)
+    own = layer.Queries(kept.query, None, kept.residual[None], model.decoder.layers[1].scale)
+    hidden, residual = layer.finish(model, 1, own, view, plan, division)
+    for index in range(2, len(model.decoder.layers)):
+        own = layer.queries(model, index, hidden, residual, rotary, plan, keys=False)
+        hidden, residual = layer.finish(model, index, own, view, plan, division)
     return model.decoder.norm(hidden, residual)[0]

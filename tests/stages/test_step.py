@@ -7,7 +7,8 @@ import torch
 from lmdeploy_focus.kernels.layout import Pace, report_columns, state_columns
 from torch import Tensor
 
-from lmdeploy_focus.stages import replay, step, suffix
+from lmdeploy_focus.stages import layer as stages_layer
+from lmdeploy_focus.stages import replay, step
 from lmdeploy_focus.stages.state import unpack_bits
 from lmdeploy_focus.stages.step_options import StepOptions
 from lmdeploy_focus.stages.view import FocusView
@@ -181,8 +182,9 @@ def test_rows_of_each_layer():
 def test_attention_is_divided_twice_a_step(monkeypatch):
     """Red when: the work of attention is listed for each layer, or the suffix runs on the list of the prefix."""
     batch, seen = make(start(FOCUS, 16, 3, seed=2), 64, 3, seed=2), []
-    original = suffix.work
-    monkeypatch.setattr(suffix, 'work', lambda model, rows, query: seen.append(rows) or original(model, rows, query))
+    original = stages_layer.work
+    monkeypatch.setattr(stages_layer, 'work',
+                        lambda model, rows, query: seen.append(rows) or original(model, rows, query))
     view = Run(batch, FOCUS).view
     assert len(seen) == 2 and seen[0] is view.entered and seen[1] is view.plan
 
