@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor, SamplingInputs
 from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent
-from lmdeploy.pytorch.model_inputs import ModelInputs, ModelInputsDelta, step_ctx_manager
+from lmdeploy.pytorch.model_inputs import ModelInputs, ModelInputsDelta, StepContext, step_ctx_manager
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -39,6 +39,7 @@ class FocusModelAgent(BaseModelAgent):
         self._runner: StepRunner | None = None
         self._samplers: Samplers | None = None
         self._stop_words: Tensor | None = None
+        self._context: StepContext | None = None
 
     @property
     def runner(self) -> StepRunner:
@@ -76,7 +77,7 @@ class FocusModelAgent(BaseModelAgent):
     def reset_graph_runner(self) -> None:
         """Drop the graphs with LMDeploy's own, before weights or caches move."""
         super().reset_graph_runner()
-        self._runner = self._samplers = None
+        self._runner = self._samplers = self._context = None
 
     @property
     def samplers(self) -> Samplers:
@@ -112,15 +113,17 @@ class FocusModelAgent(BaseModelAgent):
 
     @contextmanager
     def _step_context(self) -> Iterator[None]:
-        """What stock modules look up while they run; none of ours reads the batch in it, so it is a dummy."""
+        """What stock modules look up while they run; none of ours reads the batch in it, so one dummy serves all."""
         ctx_mgr = self.patched_model.ctx_mgr
-        inputs = self.inputs_strategy.make_dummy(1, is_decoding=True, device=self.device,
-                                                 vocab_size=self.model_config.vocab_size, meta=self.make_dummy_meta)
         with torch.inference_mode(), torch.cuda.stream(self.stream), step_ctx_manager(ctx_mgr):
-            context = ctx_mgr.build_context(inputs=inputs, model_config=self.model_config,
-                                            cache_config=self.cache_engine.cache_config,
-                                            kv_caches=self.cache_engine.gpu_cache)
-            with ctx_mgr.context(context):
+            if self._context is None:
+                inputs = self.inputs_strategy.make_dummy(1, is_decoding=True, device=self.device,
+                                                         vocab_size=self.model_config.vocab_size,
+                                                         meta=self.make_dummy_meta)
+                self._context = ctx_mgr.build_context(inputs=inputs, model_config=self.model_config,
+                                                      cache_config=self.cache_engine.cache_config,
+                                                      kv_caches=self.cache_engine.gpu_cache)
+            with ctx_mgr.context(self._context):
                 yield
 
     def _get_inputs_from_delta(self, delta: ModelInputsDelta,
@@ -136,7 +139,7 @@ class FocusModelAgent(BaseModelAgent):
         if inputs.is_dummy:
             return await super()._async_model_forward(inputs, return_logits, cache_inputs=cache_inputs)
         none = inputs.input_ids.new_empty((1, 0))
-        self._state()
+        self._state()  # what the step inputs append prefilled sequences to
         if inputs.is_decoding:
             with self._running():
                 self.runner.join(self.step_inputs.joined)
