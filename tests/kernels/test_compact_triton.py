@@ -1,22 +1,17 @@
 """The Triton compaction beside its twin, in the interpreter and compiled; and the twin beside indexing."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from lmdeploy_focus.kernels import reference_compact as reference
 
 from . import compact_checks as checks
+from .interpreter import run_interpreted
 
 
 def test_interpreter():
     """Red when: a row or the end of one is lost, a tensor takes another's rows, strides are taken for granted, a row
     beyond the real ones is read or not 0, or an argument that the kernel cannot take is not refused."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 def test_twin_is_indexing():

@@ -1,7 +1,4 @@
 """The Triton enter beside its twin, and the twin beside a simulation of one sequence at a time."""
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ from lmdeploy_focus.kernels import reference_enter
 from . import enter_checks as checks
 from . import rows_cases as cases
 from . import rows_oracle as slow
+from .interpreter import run_interpreted
 
 OPTIONS = pytest.mark.parametrize('options', checks.OPTIONS, ids=str)
 ROOT = Path(__file__).parents[2]
@@ -21,10 +19,7 @@ def test_interpreter():
     """Red when: a map counts bit 63 as a sign or bits beyond the block, a dead sequence enters a row, a row lands in
     another's place or with another's token, page or keys, who waits or the totals are not the twin's, rows of a longer
     step stay behind, something is written beyond a buffer, or a refusal does not say what is wrong."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, '-m', 'tests.kernels.enter_checks'], cwd=ROOT,
-                          env=os.environ | {'TRITON_INTERPRET': '1'}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @pytest.mark.parametrize('length', [4, 16, 32, 64])

@@ -1,7 +1,4 @@
 """The Triton greedy head beside its twin, and the twin beside the torch path of the model agent."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +7,7 @@ from lmdeploy_focus.kernels import reference_greedy_head
 from lmdeploy_focus.stages.unmask import confidence
 
 from . import greedy_head_checks as checks
+from .interpreter import run_interpreted
 
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16], ids=str)
 SHAPES = pytest.mark.parametrize('shape', checks.SMALL + checks.LARGE, ids=str)
@@ -19,10 +17,7 @@ def test_interpreter():
     """Red when: a tie goes to a later token or part, the mask token wins or counts in the sum, parts are joined without
     their maxima, a row beyond the count is read or left unmarked, strides are taken for granted, or the order of the
     sum depends on the number of rows."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @pytest.mark.parametrize('shape', checks.SMALL, ids=str)

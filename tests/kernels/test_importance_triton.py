@@ -1,12 +1,10 @@
 """The Triton importance beside its twin: in the interpreter, and compiled."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from . import importance_checks as checks
+from .interpreter import run_interpreted
 
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16], ids=str)
 SHAPES = pytest.mark.parametrize('shape', checks.SMALL + checks.LARGE, ids=str)
@@ -16,10 +14,7 @@ def test_interpreter():
     """Red when: a neighbour of the pool is the wrong one or comes from beyond the list, padding takes part in a softmax
     or a sum, a head of the last, partly filled tile is counted or lost, strides are taken for granted, the order of a
     sum depends on the batch, or a shape that the kernel cannot take is not refused."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @pytest.mark.gpu

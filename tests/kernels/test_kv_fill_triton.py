@@ -1,13 +1,11 @@
 """The Triton KV write beside its twin, in the interpreter and compiled; and rows that the twin leaves out."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from lmdeploy_focus.kernels import reference_kv_fill as reference
 
 from . import kv_fill_checks as checks
+from .interpreter import run_interpreted
 
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
@@ -16,10 +14,7 @@ def test_interpreter():
     """Red when: page and offset are swapped, keys and values change places, a head or the last, partly filled block of
     values is lost, a stride is taken for granted, a row with page -1 is written, or an argument that the kernel cannot
     take is not refused."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 def test_rows_of_the_twin_without_a_page():

@@ -1,7 +1,4 @@
 """The Triton norm, RoPE and KV write beside its twin, in the interpreter and compiled; and the twin beside LMDeploy."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -9,6 +6,7 @@ from lmdeploy_focus.kernels import reference_norm_rope_fill as reference
 from lmdeploy_focus.kernels.norm_rope_fill import norm_rope_fill
 
 from . import norm_rope_fill_checks as checks
+from .interpreter import run_interpreted
 
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
@@ -18,10 +16,7 @@ def test_interpreter():
     the sign or the half of a rotation is wrong, the part that is not rotated is, a block of heads is lost where its
     number is no power of two, a rounding is left out, a row with page -1 is written, or an argument that the kernel
     cannot take is not refused."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @DTYPES

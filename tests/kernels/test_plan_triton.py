@@ -1,7 +1,4 @@
 """The Triton plan beside its twin, and the twin beside a simulation of one sequence at a time."""
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ from lmdeploy_focus.kernels import enter, plan, reference_enter, reference_plan
 from . import plan_checks as checks
 from . import rows_cases as cases
 from . import rows_oracle as slow
+from .interpreter import run_interpreted
 from .select_cases import deltas
 
 OPTIONS = pytest.mark.parametrize('options', checks.OPTIONS, ids=str)
@@ -23,10 +21,7 @@ def test_interpreter():
     empty), alpha is rounded to float32, bit 63 is taken for a sign, a row lands in another's place, who waits or the
     totals are not the twin's, what a sequence keeps hangs on who waits, rows of a longer step stay behind, something is
     written beyond a buffer, or a refusal does not say what is wrong."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, '-m', 'tests.kernels.plan_checks'], cwd=ROOT,
-                          env=os.environ | {'TRITON_INTERPRET': '1'}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @pytest.mark.parametrize('length', [4, 16, 32, 64])

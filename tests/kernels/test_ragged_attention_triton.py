@@ -1,12 +1,10 @@
 """The Triton ragged attention beside its twin, in the interpreter and compiled."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from . import ragged_attention_checks as checks
+from .interpreter import run_interpreted
 
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16], ids=str)
 CASES = pytest.mark.parametrize('case', checks.SMALL + checks.LARGE, ids=str)
@@ -19,10 +17,7 @@ def test_interpreter():
     width of the page table are taken for granted, bits of a row depend on company or on the bound of the keys, the list
     of tiles is not the twin's, the programs decide on another number of splits than the tiles call for, or an argument
     that the kernels cannot take is not refused."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @pytest.mark.gpu

@@ -1,7 +1,4 @@
 """The Triton sampled head beside its twin, and the twin beside LMDeploy's own filters and exact distributions."""
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +7,7 @@ from lmdeploy_focus.kernels import reference_greedy_head, reference_sampled_head
 from torch import Tensor
 
 from . import sampled_head_checks as checks
+from .interpreter import run_interpreted
 
 DTYPES = pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16], ids=str)
 SHAPES = pytest.mark.parametrize('shape', checks.SMALL + checks.LARGE, ids=str)
@@ -22,10 +20,7 @@ def test_interpreter():
     """Red when: a tie goes to a later token, a chunk with one of the 64 best is passed over, a filter keeps one
     candidate too many or too few, the mask token is drawn or counts, a row beyond the count is read or left unmarked,
     strides are taken for granted, a row's draw depends on its company, or Triton's Philox and the twin's part."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 def stock_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:

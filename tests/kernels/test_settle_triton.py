@@ -1,8 +1,5 @@
 """The twin of settle beside one sequence's life in plain Python, and the Triton settle beside both."""
 import copy
-import os
-import subprocess
-import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +10,7 @@ from lmdeploy_focus.kernels.settle import settle
 from .. import oracle
 from . import settle_checks as checks
 from .block_life import Batch, Draws, Life, Rules
+from .interpreter import run_interpreted
 
 OPTIONS = pytest.mark.parametrize('options', checks.OPTIONS, ids=str)
 
@@ -94,10 +92,7 @@ def test_interpreter():
     """Red when: a rule of unmasking, freezing, stopping or beginning a block differs from the twin's, NaN is decided
     before a number, a tie goes to the right, bit 63 is taken for a sign, a sequence without rows changes, or a position
     reads another's sample."""
-    # the variable must be set before triton is imported, and this process builds engines
-    done = subprocess.run([sys.executable, checks.__file__], env=os.environ | {'TRITON_INTERPRET': '1'},
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(checks)
 
 
 @pytest.mark.gpu
