@@ -10,6 +10,9 @@
 with the same options and the same requests. Figures are those of steady state: from the moment when every stream has
 tokens to the moment when a stream finds no next request.
 
+What is called stock is stock LMDeploy. It has no model of LLaDA2: there it is our own model with focus off, under
+LMDeploy's own engine, and the report says so.
+
 Without a checkpoint (--model) a published shape gets random weights. They decode nothing sensible, so decisions are
 replayed: masks, importances and decoded sets of --trace. Stock replays the dense recording, the delayed cache its own,
 focus the one with its own lower threshold; the real selection chooses the rows.
@@ -137,6 +140,14 @@ def jobs(options: argparse.Namespace, found: dict[str, traces.Recording] | None)
             for name in options.engines]
 
 
+def stock(options: argparse.Namespace) -> str:
+    """What the engine called stock runs."""
+    if options.model is None:
+        return shapes.stock_is(shapes.SHAPES[options.shape].model_type)
+    from transformers import PretrainedConfig
+    return shapes.stock_is(PretrainedConfig.get_config_dict(options.model)[0].get('model_type'))
+
+
 def written(options: argparse.Namespace) -> Path:
     """The checkpoint of --shape; a process of its own writes it, as this one must not hold memory of the GPU.
 
@@ -191,14 +202,16 @@ def main() -> None:
     found, about = recordings(options)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     about |= {'settings': settings, 'lengths': asdict(workload.WORKLOADS[options.workload])}
+    prepared = jobs(options, found)
+    about['stock'] = stock(options)
     runs: list[dict[str, Any]] = []
-    for job in jobs(options, found):
+    for job in prepared:
         runs += run(job)
         if options.overhead and job.profile is not None:
             about['overhead'] = overhead.of_files([job.profile / f'focus-{batch}.json' for batch in options.batches])
         lines = report.summarise(runs)
         report.write(options.out, about, runs, lines)  # after each engine: the next may take long
-    print(f'\nDecisions: {about["decisions"]}.')
+    print(f'\nDecisions: {about["decisions"]}. stock: {about["stock"]}.')
     for mode, means in about.get('means', {}).items():
         print(f'  {mode}: {means["tokens_per_step"]} tokens a step, {means["rows_per_token"]} rows per decoded token')
     if options.overhead:

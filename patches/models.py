@@ -60,6 +60,16 @@ ROWS = (
                 'sha256:f421e9c2c5ab9a84d2b77e9dbac40a6a2341429c7464fa94f59479611cdf2119',
             'lmdeploy.pytorch.configurations.default:DefaultModelConfigBuilder':
                 'sha256:477436e0bf523a7c8029f950dab32946ea1c83bd0b148465a54d367745e61c6d',
+            'lmdeploy.pytorch.nn.linear.utils:QKVMixin':
+                'sha256:fd690e0ec1e3c3cbf980b4d94fa2332c57f15b038fa92cefd33fcc0f31b64adc',
+            'lmdeploy.pytorch.nn.linear.blocked_fp8:QKVBlockedF8Linear':
+                'sha256:1992766945511f8d6ee665b69dc6b9ef075906abda4ae69647cd8369258034da',
+            'lmdeploy.pytorch.nn.moe.blocked_fp8:LinearWeightsBlockedF8':
+                'sha256:9b505197d4a3ddec95a38e56c553056ee185e04fbc2449150a8501432657b132',
+            'lmdeploy.pytorch.config:_patch_quantization_config':
+                'sha256:663724badf19dd65a7bb105acb924e0c3af5e99d448cc277459d77f3781e4e49',
+            'lmdeploy.pytorch.check_env.model:ModelChecker.check_dtype':
+                'sha256:c5f0eb5e534a30ca4a948e10ba4b8e8deef615f5e1eaa667531b4f446d308b89',
         },
         make=_build_model,
         group='engine',

@@ -96,18 +96,21 @@ def focus_hf_config(hf_config: Any) -> Any:
                      f'{" or ".join(FOCUS_ARCHITECTURES)}')
 
 
-def check_fields(config: Mapping[str, Any]) -> None:
+def check_fields(config: Mapping[str, Any], model_path: str | None = None) -> None:
     """Refuse a config that asks for what the model does not compute.
 
     Args:
-        config: of config.json, of a model with focus.
+        config: of config.json, of a model with focus, or of LLaDA2.
+        model_path: its folder or repository, for what generation_config.json asks for.
 
     Raises:
         ValueError: the message has the field, its value and what it must be.
     """
     if config.get('model_type') == LLADA2:
+        from . import token_editing
         from .llada2_config import check_config
         check_config(config)
+        token_editing.check(config, _read(model_path, 'generation_config.json', from_hub=True) if model_path else {})
     elif config.get('model_type') == SDARMoeConfig.model_type:
         check_router_fields(config, SDAR_MOE_ROUTER_FIELDS)
 
@@ -166,13 +169,7 @@ def _tokenizer_mask_id(model_path: str, from_hub: bool) -> int | None:
     """
 
     def read(name: str) -> dict[str, Any]:
-        path = Path(model_path) / name
-        if from_hub and not Path(model_path).is_dir():
-            found = cached_file(model_path, name, _raise_exceptions_for_gated_repo=False,
-                                _raise_exceptions_for_missing_entries=False,
-                                _raise_exceptions_for_connection_errors=False)
-            path = Path(found) if found else path
-        return read_json(path)
+        return _read(model_path, name, from_hub)
 
     config = read('tokenizer_config.json')
     ids = {token['content']: int(index) for index, token in config.get('added_tokens_decoder', {}).items()}
@@ -185,6 +182,16 @@ def _tokenizer_mask_id(model_path: str, from_hub: bool) -> int | None:
         return found
     listed = {token['content']: token['id'] for token in read('tokenizer.json').get('added_tokens', [])}
     return next((listed[name] for name in names if name in listed), None)
+
+
+def _read(model_path: str, name: str, from_hub: bool) -> dict[str, Any]:
+    path = Path(model_path) / name
+    if from_hub and not Path(model_path).is_dir():
+        found = cached_file(model_path, name, _raise_exceptions_for_gated_repo=False,
+                            _raise_exceptions_for_missing_entries=False,
+                            _raise_exceptions_for_connection_errors=False)
+        path = Path(found) if found else path
+    return read_json(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from .checked_weights import CheckedWeights
 from .decoder import SplitModel
-from .llada2_config import check_config
+from .llada2_config import check_built
 from .router import GroupLimitedRouter
+from .tensors import FP8_BLOCK, SCALE
 
 # Published name -> that of LMDeploy's module, in this order.
 _NAMES = (('.word_embeddings.', '.embed_tokens.'), ('.attention.query_key_value.', '.self_attn.qkv_proj.'),
@@ -112,7 +113,7 @@ class _LLaDA2ForMaskedLM(SDARMoeForCausalLM):
     def __init__(self, config: Any, ctx_mgr: StepContextManager, dtype: torch.dtype | None = None,
                  device: torch.device | None = None) -> None:
         nn.Module.__init__(self)  # as above
-        check_config(config.to_dict() | {'num_experts': config.num_experts})
+        check_built(config)
         self.config, self.ctx_mgr = config, ctx_mgr
         config.dllm_block_length = ctx_mgr.build_ctx.dllm_config.block_length
         self.model = LLaDA2Model(config, dtype=dtype, device=device)
@@ -124,15 +125,18 @@ class _LLaDA2ForMaskedLM(SDARMoeForCausalLM):
         super().load_weights(self._renamed(weights))
 
     def _renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        parameters = dict(self.named_parameters())
         for name, weight in weights:
             for published, ours in _NAMES:
                 name = name.replace(published, ours)
-            if '.qkv_proj.' not in name:
+            module, _, kind = name.rpartition('.')
+            if not module.endswith('.qkv_proj'):
                 yield name, weight
                 continue
-            for part, rows in zip('qkv', parameters[name].weight_spliter(weight), strict=True):
-                yield name.replace('.qkv_proj.', f'.{part}_proj.'), rows
+            # Not LMDeploy's `weight_spliter`: in FP8 models it takes every weight that is not FP8 yet for scales.
+            unit = FP8_BLOCK if kind == SCALE else 1
+            counts = [rows // unit for rows in self.get_submodule(module).qkv_split_section]
+            for part, rows in zip('qkv', weight.split(counts), strict=True):
+                yield f'{module.removesuffix("qkv_proj")}{part}_proj.{kind}', rows
 
 
 class LLaDA2MoeModelLM(CheckedWeights, _LLaDA2ForMaskedLM):

@@ -1,17 +1,42 @@
 """The tensors of a published checkpoint, by its config: names and shapes."""
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
+FP8_BLOCK = 128  # rows and columns of a weight that share a scale, in LMDeploy's kernels
+SCALE = 'weight_scale_inv'
+# Matrices that LMDeploy never has in FP8.
+_NEVER_FP8 = ('embed_tokens.weight', 'word_embeddings.weight', 'lm_head.weight', '.mlp.gate.weight')
 
 
-def tensor_shapes(config: Any) -> Shapes:
-    """Names and shapes of all tensors of a checkpoint with this HF config.
+def tensor_shapes(config: Any) -> Shapes | None:
+    """Names and shapes of all tensors of a checkpoint with this HF config; scales of FP8 weights apart.
 
     Args:
         config: of model type 'sdar', 'sdar_moe' or 'llada2_moe'.
+
+    Returns:
+        None for a quantised checkpoint whose tensors have other names or shapes than those of a plain one.
     """
+    quantisation = getattr(config, 'quantization_config', None)
+    if quantisation is not None and not quantisation.get('lmdeploy_patched') and not _blocked_fp8(quantisation):
+        return None
     return _BY_MODEL_TYPE[config.model_type](config)
+
+
+def scale_shapes(config: Any) -> Shapes:
+    """Names and shapes of the scales that FP8 weights of a checkpoint with this HF config must have: 128x128 rows and
+    columns share one. Empty unless LMDeploy reads it as block-scaled FP8."""
+    quantisation = getattr(config, 'quantization_config', None)
+    if quantisation is None or quantisation.get('lmdeploy_patched') or not _blocked_fp8(quantisation):
+        return {}
+    return {f'{name.removesuffix("weight")}{SCALE}': (-(-shape[0] // FP8_BLOCK), -(-shape[1] // FP8_BLOCK))
+            for name, shape in _BY_MODEL_TYPE[config.model_type](config).items()
+            if len(shape) == 2 and not name.endswith(_NEVER_FP8)}
+
+
+def _blocked_fp8(quantisation: Mapping[str, Any]) -> bool:
+    return quantisation.get('quant_method') == 'fp8' and quantisation.get('weight_block_size') is not None
 
 
 def _head_dim(config: Any) -> int:

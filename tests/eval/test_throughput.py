@@ -12,6 +12,7 @@ from lmdeploy_focus.kernels import reference_enter, reference_plan, reference_se
 from lmdeploy_focus.kernels.layout import Pace, report_columns, state_columns, state_width
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eval import throughput
 from eval.study import published, record, report, shapes, traces, workload
 from eval.study.closed_loop import Run, figures
 from eval.study.profiled import covered
@@ -276,24 +277,33 @@ def test_busy_share_counts_overlaps_once():
     assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
 
 
-def test_a_shape_that_cannot_be_compared():
+def test_an_unknown_shape():
     """Red when a shape is silently another one."""
-    with pytest.raises(ValueError, match='stock LMDeploy 0.18'):
-        shapes.place('llada2-mini', ROOT, 32)
     with pytest.raises(ValueError, match='sdar-8b'):
         shapes.place('sdar-9b', ROOT, 32)
-    assert shapes.config(shapes.SHAPES['sdar-30b-a3b'], 32)['model_type'] == 'sdar_moe'
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--shape', 'llada2-mini'], "this package's own model of llada2_moe with focus off"),
+    (['--shape', 'sdar-30b-a3b'], 'stock LMDeploy'),
+    (['--model', ROOT / 'eval/demo_models/sdar'], 'stock LMDeploy'),
+])
+def test_the_report_says_what_stock_is(arguments, words):
+    """Red when LLaDA2's ratio is told as one to stock LMDeploy, which has no such model."""
+    assert throughput.stock(throughput.parse(list(map(str, arguments)))).startswith(words)
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
+@pytest.mark.parametrize('shape', ['tiny', 'tiny-sdar-moe', 'tiny-llada2'])
+def test_the_command(shape, tmp_path):
     """The real command on a CPU. Red when an engine does not decode what was recorded for it."""
-    command = [sys.executable, 'eval/throughput.py', '--shape', 'tiny', '--device', 'cpu', '--batches', '2',
+    command = [sys.executable, 'eval/throughput.py', '--shape', shape, '--device', 'cpu', '--batches', '2',
                '--requests', '4', '--max-new', '70', '--engines', 'stock,focus', '--trace', 'demo',
                '--profile', tmp_path, '--weights', tmp_path / 'weights', '--out', tmp_path]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert 'replayed' in done.stdout
+    assert ('own model of llada2_moe' in done.stdout) is (shape == 'tiny-llada2')
     with open(tmp_path / 'throughput.csv') as file:
         lines = list(csv.DictReader(file))
     assert [line['engine'] for line in lines] == ['stock', 'focus']

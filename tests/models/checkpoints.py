@@ -1,4 +1,4 @@
-"""Small random checkpoints in the published layout of LLaDA2 and SDAR-MoE, with the demo model's tokenizer."""
+"""Small random checkpoints in the published layout of LLaDA2, SDAR-MoE and SDAR, with the demo model's tokenizer."""
 import json
 import shutil
 from pathlib import Path
@@ -30,12 +30,18 @@ SDAR_MOE = _COMMON | {
                  'AutoModelForCausalLM': 'modeling_sdar_moe.SDARMoeForCausalLM'},
     'num_experts': 8, 'num_experts_per_tok': 3, 'decoder_sparse_step': 1, 'mlp_only_layers': [2],
     'attention_bias': False, 'router_aux_loss_coef': 0.001, 'block_size': 32, 'mask_token_id': MASK}
-CONFIGS = {'llada2': LLADA2, 'sdar_moe': SDAR_MOE}
+SDAR = _COMMON | {
+    'model_type': 'sdar', 'architectures': ['SDARForCausalLM'],
+    'auto_map': {'AutoConfig': 'configuration_sdar.SDARConfig',
+                 'AutoModelForCausalLM': 'modeling_sdar.SDARForCausalLM'},
+    'attention_bias': False, 'block_size': 32, 'mask_token_id': MASK}
+CONFIGS = {'llada2': LLADA2, 'sdar_moe': SDAR_MOE}  # those with experts
+MODELS = CONFIGS | {'sdar': SDAR}
 
 
-def weights(name, seed=0):
-    """Published tensor name -> random bf16 tensor (the experts' bias fp32)."""
-    config = CONFIGS[name]
+def weights(name, seed=0, **changes):
+    """Published tensor name -> random bf16 tensor (the experts' bias fp32); `changes` of the config."""
+    config = MODELS[name] | changes
     generator = torch.Generator().manual_seed(seed)
     hidden, size = config['hidden_size'], config['head_dim']
     heads, kv_heads = config['num_attention_heads'], config['num_key_value_heads']
@@ -69,7 +75,8 @@ def weights(name, seed=0):
             matrix(f'{prefix}.self_attn.o_proj.weight', hidden, heads * size)
             norm(f'{prefix}.self_attn.q_norm.weight', size)
             norm(f'{prefix}.self_attn.k_norm.weight', size)
-        if layer < config.get('first_k_dense_replace', 0) or layer in config.get('mlp_only_layers', ()):
+        dense = name == 'sdar' or layer in config.get('mlp_only_layers', ())
+        if dense or layer < config.get('first_k_dense_replace', 0):
             mlp(f'{prefix}.mlp', config['intermediate_size'])
             continue
         matrix(f'{prefix}.mlp.gate.weight', config['num_experts'], hidden)
@@ -89,7 +96,7 @@ def write(folder, name, tensors=None, **changes):
     """A checkpoint in two files; `changes` of config.json, where 'absent' takes a field away."""
     folder = Path(folder)
     folder.mkdir(parents=True)
-    config = {key: value for key, value in (CONFIGS[name] | changes).items() if value != 'absent'}
+    config = {key: value for key, value in (MODELS[name] | changes).items() if value != 'absent'}
     (folder / 'config.json').write_text(json.dumps(config))
     (folder / 'generation_config.json').write_text(json.dumps({'eos_token_id': list(STOP_IDS), 'pad_token_id': 0}))
     for file in TOKENIZER_FILES:

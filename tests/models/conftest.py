@@ -1,4 +1,4 @@
-"""Checkpoints, engines and oracles of LLaDA2 and SDAR-MoE, built once a session."""
+"""Checkpoints, engines and oracles of LLaDA2, SDAR-MoE and SDAR, built once a session."""
 import sys
 from pathlib import Path
 
@@ -16,13 +16,13 @@ if str(ROOT) not in sys.path:
 def folders(tmp_path_factory):
     """Name -> folder of its checkpoint."""
     folder = tmp_path_factory.mktemp('models')
-    return {name: checkpoints.write(folder / name, name) for name in checkpoints.CONFIGS}
+    return {name: checkpoints.write(folder / name, name) for name in checkpoints.MODELS}
 
 
 @pytest.fixture(scope='session')
 def oracles():
     """Name -> its oracle."""
-    return {name: Oracle(checkpoints.weights(name), config) for name, config in checkpoints.CONFIGS.items()}
+    return {name: Oracle(checkpoints.weights(name), config) for name, config in checkpoints.MODELS.items()}
 
 
 @pytest.fixture(scope='session')

@@ -1,4 +1,4 @@
-"""LLaDA2 and SDAR-MoE in slow, plain torch, from their description (focus_semantics.md, section 5), in fp32.
+"""LLaDA2, SDAR-MoE and SDAR in slow, plain torch, from their description (focus_semantics.md, section 5), in fp32.
 
 Every expert runs on every token, and each token's experts are chosen in Python. The interface is that of
 `eval.demo_models.network.Decoder`, so that the project's reference decode runs these models too. Letters: T tokens, C
