@@ -61,7 +61,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     load.add_argument('--seed', type=int, default=0)
     engine = parser.add_argument_group('engines')
     engine.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
-    engine.add_argument('--focus-policy', choices=('auto', 'always'), default='auto')
+    engine.add_argument('--focus-policy', choices=('auto', 'always'),
+                        help='of the focus engine: auto with --model; always where decisions are replayed, as a '
+                             'recording is of one mode')
     engine.add_argument('--max-batch-size', type=int, help='the largest batch by default')
     engine.add_argument('--max-prefill-tokens', type=int, help='16384; 2048 on a CPU')
     engine.add_argument('--prefill-interval', type=int, default=16)
@@ -89,6 +91,9 @@ def _check(options: argparse.Namespace) -> None:
         raise SystemExit('--batches and --repeats must be at least 1')
     if options.overhead and (options.profile is None or 'focus' not in options.engines or options.device == 'cpu'):
         raise SystemExit('--overhead needs --profile DIR, focus among --engines, and a GPU')
+    if options.model is None and options.focus_policy == 'auto':
+        raise SystemExit('--focus-policy is auto; without --model it must be always: a recording is of one mode')
+    options.focus_policy = options.focus_policy or ('always' if options.model is None else 'auto')
     if options.model is None and options.trace == 'demo' and options.block_length != 32:
         raise SystemExit(f'--trace demo has blocks of 32, --block-length is {options.block_length}')
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from .workload import Lengths, Request, requests
 # engine of the study -> mode of its recording
 ENGINES = {'stock': 'dense', 'delayed': 'delayed', 'focus': 'focus'}
 THRESHOLDS = {'stock': 0.9, 'delayed': 0.9, 'focus': 0.8}
-PROFILED_STEPS = 10
+PROFILED_STEPS, PROFILED_ANSWER = 10, 1024
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ async def _work(job: Job, pipe: Connection) -> None:
                        'gpu_gib': _gpu_gib(job)})
         if job.profile is not None:
             profile = Profile(counted, PROFILED_STEPS, job.device)
-            running = loop(batch, _requests(job, 1, None), Stop(None, None), on_steady=profile.begin)
+            # no stream ends while it lasts: decode steps alone
+            source = (replace(request, answer=PROFILED_ANSWER) for request in _requests(job, 1, None))
+            running = loop(batch, source, Stop(None, None), on_steady=profile.begin)
             profile.done = running.finish
             await running()
             profile.write(job.profile / f'{job.engine}-{batch}.json')

@@ -10,8 +10,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-# steps between the start of steady state and that of the profile
-SETTLE_STEPS = 5
+# steps between the start of steady state and that of the profile: blocks that began together are apart by then
+SETTLE_STEPS = 40
 
 
 class Profile:

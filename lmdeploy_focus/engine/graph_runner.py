@@ -1,4 +1,4 @@
-"""Runs decode steps: on a GPU in CUDA graphs captured for numbers of rows, on a CPU for exactly the rows there are."""
+"""Runs decode steps in CUDA graphs captured for numbers of rows, and learns no number of rows from the device."""
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.layout import Pace, Plan, Rows
-from ..stages import prefill, step, unmask
+from ..stages import prefill, step
 from ..stages.decoder import Model
 from ..stages.state import FocusState
 from ..stages.step_options import StepOptions
 from ..stages.suffix import Kept
-from ..stages.view import STOP_WORDS, FocusView
+from ..stages.view import FocusView
 from .pace import Pacer
+from .policy import Costs, Mode, Policy
 from .sampling import Draw
+from .step_runner import StepRunner
 
+# Largest bucket whose time is measured: beyond it a row costs what it computes, and fewer are always better.
+_LARGEST_MEASURED, _REPEATS = 1024, 3
 # Rows of a prefill that runs in a graph. Launching its kernels one by one takes the host some 40 ms, as long as an H200
 # is busy with this many; longer ones are LMDeploy's own.
 LONGEST_PREFILL = 2048
@@ -32,94 +35,6 @@ def row_buckets(largest: int) -> list[int]:
     return buckets
 
 
-class StepRunner:
-    """Runs steps whose row counts the host reads: for a CPU, where that costs nothing.
-
-    Args:
-        model: what to compute with.
-        options: of the step.
-        evicting: whether steps may evict.
-        state: of the running sequences.
-    """
-
-    def __init__(self, model: Model, options: StepOptions, evicting: bool, state: FocusState) -> None:
-        self.model, self.options, self.evicting, self.state = model, options, evicting, state
-        self._pace = Pace.unlimited(state.table.device)
-        self._view: FocusView | None = None
-        self._hidden: Tensor | None = None
-
-    @property
-    def view(self) -> FocusView:
-        """The step that is running."""
-        assert self._view is not None
-        return self._view
-
-    def join(self, sequences: int) -> None:
-        """Sequences that take part from the next step on."""
-
-    @torch.inference_mode()
-    def forward(self, page_table: Tensor, stop_words: Tensor | None) -> None:
-        """Everything up to the final hidden states of the kept rows.
-
-        Args:
-            page_table: [S, P] of the running sequences.
-            stop_words: [S, W] int64, -1 beyond a row's last; None where there are none.
-        """
-        state, count = self.state, self.state.count
-        words = torch.full((count, STOP_WORDS), -1, device=page_table.device)
-        if stop_words is not None:
-            words[:, :stop_words.size(1)] = stop_words
-        max_kv = page_table.size(1) * self.options.page_size
-        self._view = view = FocusView(state.table[:count], page_table, words, self._pace, state.length, max_kv,
-                                      self.options.splits)
-        step.enter(self.model, view, self.options)
-        rows = view.rows_entered()
-        if not rows:  # all have stopped; LMDeploy had sent the step before it knew
-            view.plan, self._hidden = Plan.empty(count, state.length, 0, page_table.device), None
-            return
-        entered = step.rank(self.model, view, self.options, self.evicting, rows)
-        kept = step.evict(self.model, view, entered, view.rows_kept())
-        self._hidden = step.denoise(self.model, view, kept)
-
-    @torch.inference_mode()
-    def prefill(self, input_ids: Tensor, seq_length: Tensor, history: Tensor, page_table: Tensor) -> bool:
-        """The KV of prompts; False if they are too long for it. See :func:`lmdeploy_focus.stages.prefill.list_rows`."""
-        rows = Rows.empty(seq_length.size(0), self.state.length, input_ids.size(0), input_ids.device)
-        prefill.list_rows(rows, input_ids, seq_length, history, page_table, self.options.page_size, self.state.length)
-        max_kv = page_table.size(1) * self.options.page_size
-        view = FocusView(self.state.table[:0], page_table, self.state.table[:0], self._pace, self.state.length, max_kv,
-                         self.options.splits, rows)
-        prefill.run(self.model, view, input_ids.size(0))
-        return True
-
-    @torch.inference_mode()
-    def decide(self, draw: Draw) -> Tensor:
-        """Sampling and what follows: the step's report [S, report_width(L)]."""
-        if self._hidden is None:
-            none = self.state.table.new_empty(0)
-            return self.settle(none, none.float())
-        return step.decide(self.model, self.view, self.options, self._hidden, self.view.rows_sampled(), draw.sampler)
-
-    @torch.inference_mode()
-    def logits(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Logits [R, V] of the sampled rows, their sequences and block positions [R], for :meth:`settle`; None where
-        no sequence runs."""
-        assert self.view.plan is not None
-        if self._hidden is None:
-            return None
-        rows, plan = self._rows_sampled(), self.view.plan
-        return (unmask.logits(self.model, self.view, self._hidden, 0, rows), plan.sampled_sequence[:rows],
-                plan.sampled_position[:rows])
-
-    @torch.inference_mode()
-    def settle(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """What follows of tokens and confidences [R] that were drawn elsewhere: the step's report."""
-        return unmask.settle(self.model, self.view, self.options, tokens, scores)
-
-    def _rows_sampled(self) -> int:
-        return self.view.rows_sampled()
-
-
 class GraphRunner(StepRunner):
     """Runs steps on buffers of fixed addresses; with `graphs=False` every part launches its kernels.
 
@@ -127,10 +42,14 @@ class GraphRunner(StepRunner):
         columns: pages of a sequence, at most.
         max_kv: bound of a sequence's keys.
         graphs: capture and replay.
+        policy: chooses between evicting and dense steps, once :attr:`costs` are known; None keeps to `evicting`.
+
+    Attributes:
+        costs: of the buckets, by :meth:`measure`; None chooses nothing.
     """
 
     def __init__(self, model: Model, options: StepOptions, evicting: bool, state: FocusState, columns: int,
-                 max_kv: int, graphs: bool) -> None:
+                 max_kv: int, graphs: bool, policy: Policy | None = None) -> None:
         super().__init__(model, options, evicting, state)
         sequences = state.table.size(0)
         self.largest = row_buckets(sequences * state.length + 2 * state.length)[-1]
@@ -143,6 +62,15 @@ class GraphRunner(StepRunner):
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._rows = (0, 0, 0)
+        self._policy = policy
+        self.costs: Costs | None = None
+        self._mode: Mode | None = None if policy is None else policy.first
+        self._joined = False
+
+    @property
+    def dense(self) -> bool:
+        """See :attr:`StepRunner.dense`."""
+        return not (self.evicting if self._mode is None else self._mode.evicting)
 
     @property
     def deferred(self) -> int:
@@ -152,6 +80,7 @@ class GraphRunner(StepRunner):
     def join(self, sequences: int) -> None:
         """Sequences that take part from the next step on."""
         self._pacer.join(sequences)
+        self._joined |= sequences > 0
 
     @torch.inference_mode()
     def forward(self, page_table: Tensor, stop_words: Tensor | None) -> None:
@@ -164,7 +93,7 @@ class GraphRunner(StepRunner):
         else:
             view.stop_words[:count, stop_words.size(1):] = -1
             view.stop_words[:count, :stop_words.size(1)] = stop_words
-        self._make_room(count)
+        self._make_room(self._choose(count))
         enter, keep, _ = self._rows
         self._run(('prefix', enter), lambda: self._prefix(enter))
         self._run(('suffix', keep), lambda: self._suffix(keep))
@@ -207,7 +136,7 @@ class GraphRunner(StepRunner):
         if self.state.table.is_cuda:
             done = torch.cuda.Event()
             done.record()
-        self._pacer.launch(self.state.count, done)
+        self._pacer.launch(self.state.count, done, not self.dense)
         assert self.view.report is not None
         return self.view.report[:self.state.count]
 
@@ -235,10 +164,49 @@ class GraphRunner(StepRunner):
         self.view.pace.turn.zero_()  # warm-up steps were no steps
         self.captured = True
 
-    def _make_room(self, count: int) -> None:
-        """Choose the step's buckets and tell the device."""
-        enter, keep, draw = (self.buckets[bisect_left(self.buckets, rows)] for rows in self._pacer.predict(count))
-        chosen = enter, keep, draw
+    @torch.inference_mode()
+    def measure(self) -> Tensor:
+        """Time the captured parts of a step: [3, buckets] float32 milliseconds on the device, see :class:`Costs`."""
+        buckets = self.measured_buckets()
+        table = torch.zeros((3, len(buckets)), device=self.state.table.device)
+        draw = next(key[2] for key in self._graphs if key[0] == 'head')
+        for column, rows in enumerate(buckets):
+            for line, key in enumerate((('prefix', rows), ('suffix', rows), ('head', rows, draw))):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                self._graphs[key].replay()
+                start.record()
+                for _ in range(_REPEATS):
+                    self._graphs[key].replay()
+                end.record()
+                end.synchronize()
+                table[line, column] = start.elapsed_time(end) / _REPEATS
+        self.view.pace.turn.zero_()
+        return table
+
+    def measured_buckets(self) -> list[int]:
+        """Numbers of rows that :meth:`measure` times."""
+        return [rows for rows in self.buckets if rows <= _LARGEST_MEASURED]
+
+    def _choose(self, count: int) -> tuple[int, int, int]:
+        """The step's mode, written to its sequences, and its buckets."""
+        rows = self._round(self._pacer.predict(count, self.evicting))
+        if self._policy is None or self.costs is None or not count:
+            return rows
+        dense = self._round(self._pacer.predict(count, False))
+        mode = self._policy.choose(self.costs.of(rows), self.costs.of(dense))
+        if mode is not self._mode or (self._joined and mode is not self._policy.first):
+            self.state.columns.alpha.fill_(mode.alpha)
+            self.state.columns.threshold.fill_(mode.threshold)
+        self._mode, self._joined = mode, False
+        return rows if mode.evicting else dense
+
+    def _round(self, rows: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The buckets of so many rows entering, kept and sampled."""
+        enter, keep, draw = (self.buckets[bisect_left(self.buckets, number)] for number in rows)
+        return enter, keep, draw
+
+    def _make_room(self, chosen: tuple[int, int, int]) -> None:
+        """Tell the device the step's buckets."""
         if chosen != self._rows:
             self._rows = chosen
             self.view.pace.limits.copy_(torch.tensor(chosen, pin_memory=self.state.table.is_cuda), non_blocking=True)

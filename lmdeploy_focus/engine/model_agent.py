@@ -15,12 +15,13 @@ from ..kernels.dispatch import kernels_for
 from ..stages.decoder import Model
 from ..stages.state import FocusState
 from ..stages.unmask import confidence
-from .graph_runner import GraphRunner, StepRunner
-from .policy import EvictionPolicy
+from .graph_runner import GraphRunner
+from .policy import Costs, Policy
 from .row_invariant import make_row_invariant
-from .sampling import Samplers, expand_rows
+from .sampling import FocusSamplingInputs, Samplers, expand_rows
 from .step_inputs import FocusExtraInputs, FocusStepInputs
 from .step_outputs import FocusBatchedOutputs
+from .step_runner import StepRunner
 from .strategy import FocusModelAgentStrategy
 
 
@@ -35,7 +36,9 @@ class FocusModelAgent(BaseModelAgent):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.policy = EvictionPolicy(self.misc_config.dllm_config.focus.policy)
+        options = self.misc_config.dllm_config
+        self.policy = Policy(options.focus.policy, options.focus.alpha, options.confidence_threshold,
+                             options.focus.keep is not None)
         self._runner: StepRunner | None = None
         self._samplers: Samplers | None = None
         self._stop_words: Tensor | None = None
@@ -65,6 +68,7 @@ class FocusModelAgent(BaseModelAgent):
             if isinstance(runner, GraphRunner) and runner.graphs:
                 with self._step_context(), tqdm(desc='Capturing FOCUS graphs', disable=self.rank != 0) as bar:
                     runner.capture(self.samplers.named(), _shown(bar))
+                    runner.costs = Costs(runner.measured_buckets(), self._agreed(runner.measure()))
 
     def reset_runtime_state(self) -> None:
         """Forget the running sequences; graphs go on reading their state where it was."""
@@ -97,12 +101,19 @@ class FocusModelAgent(BaseModelAgent):
         options = self.agent_strategy.step_options(page_size)
         gather = self._gather_heads if self.dist_config.attn_tp > 1 else None
         parts = (Model(model.decoder, model.get_logits, caches, kernels_for(self.device), gather), options,
-                 self.policy.evicting(), self._state())
+                 self.policy.first.evicting, self._state())
         if self.device == 'cpu':
             return StepRunner(*parts)
         columns = config.num_gpu_blocks * (config.block_size // page_size)
         return GraphRunner(*parts, columns=columns, max_kv=columns * page_size,
-                           graphs=not self.backend_config.eager_mode)
+                           graphs=not self.backend_config.eager_mode,
+                           policy=self.policy if self.policy.adaptive else None)
+
+    def _agreed(self, table: Tensor) -> Tensor:
+        """The same on all ranks of tensor parallelism: they have to choose the same steps."""
+        if self.dist_config.attn_tp > 1:
+            torch.distributed.broadcast(table, group_src=0, group=self.dist_ctx.attn_tp_group.gpu_group)
+        return table
 
     def _gather_heads(self, partial: Tensor) -> Tensor:
         """[S, heads of this rank, L] -> [S, heads, L], in the order of the ranks."""
@@ -182,7 +193,7 @@ class FocusModelAgent(BaseModelAgent):
                 last_logits, logits, inputs, sampling_inputs, stopping_criteria, model_metas, False,
                 extra_inputs=extra_inputs, **kwargs)
         report = await self._decide(sampling_inputs)
-        outputs = FocusBatchedOutputs.of_report(report.clone(), self.agent_strategy.block_size)
+        outputs = FocusBatchedOutputs.of_report(report.clone(), self.agent_strategy.block_size, self.runner.dense)
         return inputs, extra_inputs, stopping_criteria, None, None, outputs
 
     async def _step_postprocess_without_output(self, inputs: ModelInputs, last_logits: Tensor,
@@ -195,22 +206,29 @@ class FocusModelAgent(BaseModelAgent):
         token_ids, extra_inputs = self.agent_strategy.after_prefill(inputs, extra_inputs)
         return inputs, token_ids, extra_inputs, self.agent_strategy.make_extra_outputs(extra_inputs)
 
-    async def _decide(self, sampling_inputs: SamplingInputs) -> Tensor:
+    async def _decide(self, sampling_inputs: FocusSamplingInputs) -> Tensor:
         """Sample the masked kept rows and settle the step: its report."""
         runner, draw = self.runner, self.samplers.take(sampling_inputs)
         with self._running():
-            # an unusual sampling parameter: LMDeploy's own processors, on this step's rows
-            drawn = None if draw is not None else runner.logits()
-            if drawn is None:
-                return runner.decide(draw or self.samplers.named()[0])
-            logits, sequence, position = drawn
-            logits[:, self.agent_strategy.dllm_mask_token] = float('-inf')
-            state = self.step_inputs.columns
-            processor = FusedLogitsProcessor(expand_rows(sampling_inputs, sequence, position, state,
-                                                         self.agent_strategy.block_size))
-            logits, _ = await processor(logits)
-            tokens = processor.sampling(logits)
-            return runner.settle(tokens, confidence(logits, tokens))
+            if not sampling_inputs.unusual:
+                return runner.decide(draw)
+            tokens, scores = runner.sample(draw)
+            await self._redraw(sampling_inputs, tokens, scores)
+            return runner.settle(tokens, scores)
+
+    async def _redraw(self, sampling_inputs: FocusSamplingInputs, tokens: Tensor, scores: Tensor) -> None:
+        """Draw the rows of unusual sequences again by LMDeploy's own processors, in place: tokens and scores [R]."""
+        rows = self.runner.logits(sampling_inputs.unusual)
+        if rows is None:
+            return
+        at, theirs, logits, sequence, position = rows
+        logits[:, self.agent_strategy.dllm_mask_token] = float('-inf')
+        processor = FusedLogitsProcessor(expand_rows(sampling_inputs, sequence, position, self.step_inputs.columns,
+                                                     self.agent_strategy.block_size))
+        logits, _ = await processor(logits)
+        drawn = processor.sampling(logits)
+        tokens[at] = torch.where(theirs, drawn, tokens[at])
+        scores[at] = torch.where(theirs, confidence(logits, drawn), scores[at])
 
     async def async_sampling_logits(self, logits: Tensor, inputs: ModelInputs, extra_inputs: FocusExtraInputs,
                                     sampling_inputs: SamplingInputs) -> tuple[Tensor, None, Tensor, FocusExtraInputs]:

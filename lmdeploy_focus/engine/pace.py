@@ -28,8 +28,9 @@ _FIRST_KEPT, _FIRST_SAMPLED = 8, 5
 
 @dataclass
 class _Launched:
-    """A step on its way: number of sequences, and the event after it (None on a CPU)."""
+    """A step on its way: number of sequences, whether it evicts, and the event after it (None on a CPU)."""
     count: int
+    evicting: bool
     done: torch.cuda.Event | None
 
 
@@ -40,15 +41,16 @@ class Pacer:
         pace: whose totals the steps write.
         length: L.
         largest: most rows of a step.
-        evicting: whether steps evict.
+        evicting: whether steps evict, where nothing else is said of one.
     """
 
     def __init__(self, pace: Pace, length: int, largest: int, evicting: bool) -> None:
         self.pace, self.length, self.largest, self.evicting = pace, length, largest, evicting
         self.turn = 0
         self.deferred = 0
-        self._means = [float(length), *(min(rows, length) if evicting else length
-                                        for rows in (_FIRST_KEPT, _FIRST_SAMPLED))]
+        # of steps that evict, and of those that do not
+        self._means = {mode: [float(length), *(min(rows, length) if mode else length
+                                               for rows in (_FIRST_KEPT, _FIRST_SAMPLED))] for mode in (True, False)}
         self._launched: deque[_Launched] = deque()
         self._joined: deque[int] = deque([0], maxlen=TURNS - 1)
 
@@ -56,17 +58,18 @@ class Pacer:
         """Sequences that take part from the next step on; all of a new block enters."""
         self._joined[-1] += sequences
 
-    def predict(self, count: int) -> tuple[int, int, int]:
+    def predict(self, count: int, evicting: bool | None = None) -> tuple[int, int, int]:
         """Rows to give room for in a step of `count` sequences: entering, kept, sampled."""
         self._learn()
+        evicting = self.evicting if evicting is None else evicting
         everything = min(2 * count * self.length, self.largest)
         if count <= _SMALL:
             return everything, everything, min(count * self.length, self.largest)
-        enters, keeps, draws = (mean * count for mean in self._means)
+        enters, keeps, draws = (mean * count for mean in self._means[evicting])
         root, block = math.sqrt(count), _ENTER_DEVIATION * self.length
         fresh = self.length * sum(self._joined)
         enters += fresh + block * root
-        if self.evicting:
+        if evicting:
             wide = min(keeps + _WIDE * _KEEP_DEVIATION * root, _FREE_ROWS)
             keeps = max(wide, keeps + _NARROW * _KEEP_DEVIATION * root)
             draws += _SAMPLE_DEVIATION * root
@@ -75,9 +78,9 @@ class Pacer:
         enter, keep, draw = (max(2 * self.length, min(math.ceil(rows), everything)) for rows in (enters, keeps, draws))
         return enter, keep, min(draw, keep)
 
-    def launch(self, count: int, done: torch.cuda.Event | None) -> None:
+    def launch(self, count: int, done: torch.cuda.Event | None, evicting: bool | None = None) -> None:
         """A step of `count` sequences is on its way."""
-        self._launched.append(_Launched(count, done))
+        self._launched.append(_Launched(count, self.evicting if evicting is None else evicting, done))
         self._joined.append(0)
         self.turn += 1
 
@@ -93,6 +96,7 @@ class Pacer:
                 continue
             seen = [total / launched.count for total in totals[:3]]
             # what a sequence that waits would have kept is not known
+            means = self._means[launched.evicting]
             if totals[3]:
-                seen = [max(pair) for pair in zip(seen, self._means, strict=True)]
-            self._means = [(1 - _NEWEST) * mean + _NEWEST * new for mean, new in zip(self._means, seen, strict=True)]
+                seen = [max(pair) for pair in zip(seen, means, strict=True)]
+            means[:] = [(1 - _NEWEST) * mean + _NEWEST * new for mean, new in zip(means, seen, strict=True)]

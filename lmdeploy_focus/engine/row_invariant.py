@@ -2,8 +2,9 @@
 
 A matrix product picks its kernel, and with it the order of its sums, by the number of rows. Here every linear layer
 runs its rows in chunks of one size: the kernel is always the same, and a row's sum does not depend on where in a chunk
-it lies. Norms, activations, RoPE and the greedy head work row by row already; attention runs with a fixed number of
-splits (:data:`SPLITS`).
+it lies. Norms, activations, RoPE and the greedy head work row by row already. Attention does not split its keys
+(:data:`SPLITS`): where a split ends depends on the longest row of its tile, which is another one in a prefill than in
+the step that commits the same block.
 """
 import types
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 # Wide enough that a step of many sequences is not ruled by reading weights again for each chunk, narrow enough that one
 # of few is.
 CHUNK = 256
-SPLITS = 4
+SPLITS = 1
 
 
 def make_row_invariant(model: nn.Module) -> None:

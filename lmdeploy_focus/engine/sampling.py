@@ -1,4 +1,4 @@
-"""Sampling: parameters one row a sequence; draws on the device, by LMDeploy's processors where they are unusual."""
+"""Sampling: parameters one row a sequence; draws on the device, and by LMDeploy's processors for unusual sequences."""
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,28 @@ LARGEST_TOP_K = 64  # of the kernel `sampled_head`
 WORDS = 64  # most banned tokens of a sequence that draws on the device take; stop tokens, where they are ignored
 
 
+@dataclass
+class FocusSamplingInputs(SamplingInputs):
+    """LMDeploy's sampling parameters.
+
+    Attributes:
+        unusual: indices of the sequences whose parameters the device does not know; the others' draws, seeded ones too,
+            do not depend on whether there are any.
+    """
+    unusual: tuple[int, ...] = ()
+
+    def to_device(self, device: str, non_blocking: bool = False) -> 'FocusSamplingInputs':
+        """The same with tensors on a device."""
+        stock = SamplingInputs(**{f.name: getattr(self, f.name) for f in fields(SamplingInputs)})
+        return FocusSamplingInputs(**vars(stock.to_device(device, non_blocking)), unusual=self.unusual)
+
+
+def is_unusual(param: Any) -> bool:
+    """Whether a request's SamplingParam needs LMDeploy's processors."""
+    return bool(param.repetition_penalty != 1.0 or param.min_new_tokens or param.repetition_ngram_size
+                or param.logits_processors or not 1 <= param.top_k <= LARGEST_TOP_K or len(param.bad_words) > WORDS)
+
+
 class FocusSamplingStrategy(ARSamplingStrategy):
     """Per-sequence sampling parameters.
 
@@ -23,14 +45,15 @@ class FocusSamplingStrategy(ARSamplingStrategy):
     up those of its sequence instead. `num_ignore_eos` holds the requests' `min_new_tokens`; None where all are 0.
     """
 
-    def make_sampling_inputs(self, seqs: list[Any]) -> SamplingInputs:
+    def make_sampling_inputs(self, seqs: list[Any]) -> FocusSamplingInputs:
         """Parameters of `seqs`, one row each."""
         inputs = super().make_sampling_inputs(seqs)
         # the stop words of a request with min_new_tokens are banned by position, not for the whole block
         inputs.bad_words, inputs.bad_mask = _pad_lists([seq.sampling_param.bad_words for seq in seqs])
         minimums = [seq.sampling_param.min_new_tokens for seq in seqs]
         inputs.num_ignore_eos = torch.tensor(minimums) if any(minimums) else None
-        return inputs
+        unusual = tuple(index for index, seq in enumerate(seqs) if is_unusual(seq.sampling_param))
+        return FocusSamplingInputs(**vars(inputs), unusual=unusual)
 
 
 def _pad_lists(words: list[list[int]]) -> tuple[Tensor | None, Tensor | None]:
@@ -72,35 +95,28 @@ class Samplers:
         """All draws, to capture."""
         return list(self._draws.values())
 
-    def take(self, inputs: SamplingInputs) -> Draw | None:
-        """The draw for a step's parameters, one row a running sequence; None if LMDeploy's processors are needed."""
-        unusual = inputs.repetition_penalty is not None or inputs.num_ignore_eos is not None
-        if unusual or inputs.max_repetition_ngram_size or any(inputs.logits_processors):
-            return None
-        if not self._take_bans(inputs.bad_words):
-            return None
+    def take(self, inputs: FocusSamplingInputs) -> Draw:
+        """The draw for a step's parameters, one row a running sequence; what it draws for unusual ones is not right."""
+        self._take_bans(inputs.bad_words)
         # the most probable token is that at any temperature, but its confidence is not
         if inputs.max_top_k == 1 and inputs.temperature is None:
             return self._draws['greedy']
-        if not 1 <= inputs.max_top_k <= LARGEST_TOP_K:
-            return None
         for name, buffer in self._parameters.items():
             value = getattr(inputs, name)
             if value is None:
                 value = inputs.max_top_k if name == 'top_k' else self._neutral[name]
             buffer[:self._state.count] = value
+        self._parameters['top_k'][:self._state.count].clamp_(1, LARGEST_TOP_K)  # of unusual ones
         return self._draws['sampled']
 
-    def _take_bans(self, words: Tensor | None) -> bool:
-        """Whether there is room for the banned tokens [S, W], -1 beyond a row's last."""
-        if words is not None and words.size(1) > WORDS:
-            return False
+    def _take_bans(self, words: Tensor | None) -> None:
+        """The banned tokens [S, W], -1 beyond a row's last; more than there is room for are an unusual sequence's."""
         if words is not None or self._bans:
             self._banned.fill_(-1)
         self._bans = words is not None
         if words is not None:
+            words = words[:, :WORDS]
             self._banned[:self._state.count, :words.size(1)] = words
-        return True
 
     def _ban(self, logits: Tensor, sequence: Tensor) -> None:
         """Take the banned tokens of each row's sequence out of logits [R, V]; the mask token stands for none."""

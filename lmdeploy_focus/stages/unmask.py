@@ -22,10 +22,28 @@ def confidence(logits: Tensor, tokens: Tensor) -> Tensor:
     return (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).exp()
 
 
-def logits(model: Model, view: FocusView, hidden: Tensor, start: int, end: int) -> Tensor:
-    """Logits [end - start, V] of sampled rows, of hidden states [N, E]."""
+def rows_of(view: FocusView, rows: int, sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """The sampled rows of some sequences, without asking the device how many they are.
+
+    Args:
+        rows: R, sampled rows at most.
+        sequences: [C] int64.
+
+    Returns:
+        Indices [U] among the R, those of the sequences first, U at most C L; and which of them are [U] bool.
+    """
+    plan = view.plan
+    assert plan is not None
+    real = torch.arange(rows, device=sequences.device) < plan.sampled_start[-1]
+    theirs = torch.isin(plan.sampled_sequence[:rows], sequences) & real
+    at = theirs.logical_not().long().argsort(stable=True)[:sequences.numel() * view.length]
+    return at, theirs[at]
+
+
+def logits(model: Model, view: FocusView, hidden: Tensor, rows: Tensor | slice) -> Tensor:
+    """Logits [U, V] of the sampled rows `rows`, of hidden states [N, E]."""
     assert view.plan is not None
-    return model.head(hidden[view.plan.sampled[start:end]])
+    return model.head(hidden[view.plan.sampled[rows]])
 
 
 def sample(model: Model, view: FocusView, hidden: Tensor, rows: int, sampler: Sampler) -> tuple[Tensor, Tensor]:
@@ -35,7 +53,7 @@ def sample(model: Model, view: FocusView, hidden: Tensor, rows: int, sampler: Sa
     for start in range(0, max(rows, 1), _CHUNK):
         end = min(start + _CHUNK, rows)
         real = (view.plan.sampled_start[-1:] - start).clamp(0, end - start)
-        drawn = sampler(logits(model, view, hidden, start, end), real, view.plan.sampled_sequence[start:end],
+        drawn = sampler(logits(model, view, hidden, slice(start, end)), real, view.plan.sampled_sequence[start:end],
                         view.plan.sampled_position[start:end])
         tokens.append(drawn[0])
         scores.append(drawn[1])

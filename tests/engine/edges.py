@@ -115,7 +115,7 @@ class Pair:
         own = random.Random(rows * 7919 + room)
         batch, sampled = self._batch(rows, own)
         wanted = room, room, max(1, sampled + room - rows)
-        monkeypatch.setattr(Pacer, 'predict', lambda self, count: self._learn() or wanted)
+        monkeypatch.setattr(Pacer, 'predict', lambda self, count, evicting: self._learn() or wanted)
         words = torch.tensor([[own.randrange(4096), -1] for _ in range(len(batch))], device=self.device)
         for side in (self.one, self.other):
             side.begin(batch, self.caches)

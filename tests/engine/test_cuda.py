@@ -16,13 +16,19 @@ PROMPTS = [('cpu', 4), pytest.param('cuda', 256, marks=GPU)]
 
 @pytest.fixture(scope='module')
 def engine(pipelines):
-    """Returns a function: device, engine options -> a pipeline there."""
+    """Returns a function: device, engine options -> a pipeline there; in float32 on a GPU too, which users may not.
+
+    What `auto` chooses depends on times and company.
+    """
+    from lmdeploy_focus import admission
 
     def get(device, **options):
         room = {'max_batch_size': 16} if device == 'cpu' else {'num_gpu_blocks': 1024}
-        return pipelines(**{'device_type': device, **room, **options})
+        return pipelines(**{'device_type': device, 'focus_policy': 'always', **room, **options})
 
-    return get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, 'GPU_DTYPES', (*admission.GPU_DTYPES, 'float32'))
+        yield get
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ def histories(monkeypatch):
     """Kept sets of every step by sequence: {output start: [(block start, step, map of kept positions), ...]}."""
     from lmdeploy_focus.kernels.layout import state_columns
 
-    from lmdeploy_focus.engine.graph_runner import GraphRunner, StepRunner
+    from lmdeploy_focus.engine.graph_runner import GraphRunner
+    from lmdeploy_focus.engine.step_runner import StepRunner
     seen = {}
 
     def record(runner):

@@ -6,9 +6,10 @@ import torch
 from lmdeploy.pytorch.engine.logits_process import SamplingInputs
 from lmdeploy_focus.kernels.layout import report_columns
 
-from lmdeploy_focus.engine.graph_runner import GraphRunner, StepRunner, row_buckets
+from lmdeploy_focus.engine.graph_runner import GraphRunner, row_buckets
 from lmdeploy_focus.engine.pace import Pacer
 from lmdeploy_focus.engine.sampling import Samplers
+from lmdeploy_focus.engine.step_runner import StepRunner
 
 from ..stages import tiny_batch
 from ..stages.tiny_decoder import MASK_TOKEN
@@ -42,16 +43,24 @@ class Run:
         self.waited = 0
 
     def step(self, *more, elsewhere=False):
-        """One step; `more` stop words [S, W]; `elsewhere`: tokens are drawn from logits, as by LMDeploy's processors.
+        """One step; `more` stop words [S, W]; `elsewhere`: greedy tokens are drawn from logits, for every other
+        sequence at a time, as by LMDeploy's processors.
         """
         index = torch.tensor(self.names)
         alive = self.state.columns.alive.tolist()
         words = torch.cat([self.batch.stop_words[index], *more], 1)
         self.runner.forward(self.batch.page_table[index], words if words.ge(0).any() else None)
         if elsewhere and any(alive):
-            logits, sequence, position = self.runner.logits()
-            tokens, scores = self.batch.model.kernels.greedy_head(logits, MASK_TOKEN)
-            assert len(sequence) == len(position) == len(tokens)
+            tokens, scores = self.runner.sample(self.samplers.take(self.parameters(index)))
+            expected, real = tokens, int(self.runner.view.plan.sampled_start[-1])
+            tokens = torch.full_like(expected, -1)
+            for chosen in ([*range(1, len(self.names), 2)], [*range(0, len(self.names), 2)]):
+                rows, theirs, logits, sequence, position = self.runner.logits(chosen)
+                assert len(sequence) == len(position) == len(rows) <= len(chosen) * self.state.length
+                assert set(sequence[theirs].tolist()) <= set(chosen)
+                drawn, _ = self.batch.model.kernels.greedy_head(logits, MASK_TOKEN)
+                tokens[rows] = torch.where(theirs, drawn, tokens[rows])
+            assert tokens[:real].equal(expected[:real]) and tokens[real:].eq(-1).all()
             report = self.runner.settle(tokens, scores)
         else:
             report = self.runner.decide(self.samplers.take(self.parameters(index)))
@@ -85,12 +94,12 @@ CASES = {
 @pytest.fixture
 def ample(monkeypatch):
     """Room for every row, in buckets that change from step to step."""
-    monkeypatch.setattr(Pacer, 'predict', lambda self, count: self._learn() or tuple(
+    monkeypatch.setattr(Pacer, 'predict', lambda self, count, evicting: self._learn() or tuple(
         min(2 * count * self.length + 8 * (self.turn * part % 5), self.largest) for part in (1, 2, 3)))
 
 
 @pytest.mark.parametrize('evicting', [True, False])
-@pytest.mark.parametrize('length', [4, 16])
+@pytest.mark.parametrize('length', [pytest.param(4, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize('name', CASES)
 def test_whole_decodes(name, length, evicting, ample):
     """To the end of every sequence: the same tokens, kept sets, commits and reports, step for step.
@@ -166,7 +175,7 @@ def test_waiting_changes_nothing(options, room, hot, monkeypatch):
     while one.state.columns.alive.any():
         one.step()
     if room != 'own':
-        monkeypatch.setattr(Pacer, 'predict', lambda self, count: self._learn() or LITTLE[room])
+        monkeypatch.setattr(Pacer, 'predict', lambda self, count, evicting: self._learn() or LITTLE[room])
     steps = 0
     while other.state.columns.alive.any():
         other.step()
@@ -185,7 +194,7 @@ def test_the_buckets_of_a_step(monkeypatch):
     run = Run(GraphRunner, lives, tiny_batch.FOCUS)
     for predicted, rows in (((150, 33, 9), (160, 40, 16)), ((64, 33, 9), (64, 40, 16)), ((64, 8, 1), (64, 8, 8)),
                             ((150, 160, 128), (160, 160, 128))):
-        monkeypatch.setattr(Pacer, 'predict', lambda self, count, predicted=predicted: predicted)
+        monkeypatch.setattr(Pacer, 'predict', lambda self, count, evicting, predicted=predicted: predicted)
         sampled, head = [], run.batch.model.head
         monkeypatch.setattr(run.batch.model, 'head', lambda hidden, sampled=sampled, head=head: (
             sampled.append(len(hidden)), head(hidden))[1])
@@ -276,7 +285,7 @@ def test_an_engine_without_room(pipelines, decode, demo_items, on_buffers, monke
     prompts = [item.prompt for item in demo_items[:24]]
     expected = _counted(pipe, lambda: decode(pipe, prompts))
     agent = on_buffers(pipe)
-    monkeypatch.setattr(Pacer, 'predict', lambda self, count: self._learn() or (160, 64, 32))
+    monkeypatch.setattr(Pacer, 'predict', lambda self, count, evicting: self._learn() or (160, 64, 32))
     assert _counted(pipe, lambda: decode(pipe, prompts)) == expected
     assert run_stats(pipe)['deferred_steps'] >= agent.runner.deferred > 50
 

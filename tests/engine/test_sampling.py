@@ -108,7 +108,8 @@ def _drawn(params, logits, sequence, position, offsets=None):
 
 
 def test_what_is_drawn_on_the_device():
-    """Red when a parameter that the device does not know is dropped in silence, or the usual ones take the slow way."""
+    """Red when a parameter that the device does not know is dropped in silence, the usual ones take the slow way, or a
+    request takes others along."""
     samplers = Samplers(kernels_for('cpu'), _state(2), MASK_TOKEN)
     greedy, sampled = samplers.named()
 
@@ -122,7 +123,8 @@ def test_what_is_drawn_on_the_device():
     for own in ({'top_k': 65}, {'top_k': 0}, {'repetition_penalty': 1.1}, {'bad_words': [4] * 65},
                 {'min_new_tokens': 2, 'stop_words': [5]}, {'logits_processors': [lambda ids, logits: logits]},
                 {'repetition_ngram_size': 3, 'repetition_ngram_threshold': 2}):
-        assert way(**own) is None, own
+        assert _inputs({'top_k': 1}, own, {'top_k': 1}).unusual == (1, ), own
+    assert _inputs({'top_k': 64, 'top_p': .5, 'random_seed': 4, 'stop_words': [5], 'bad_words': [4] * 64}).unusual == ()
 
 
 @pytest.mark.parametrize('name', ['greedy', 'sampled'])
@@ -235,6 +237,10 @@ def test_a_request_is_the_same_in_any_company(pipelines, demo_items):
     mixed = _texts(pipe, prompts, usual)
     assert mixed == [_texts(pipe, [prompt], [config])[0] for prompt, config in zip(prompts, usual, strict=True)]
     assert mixed[1] != _texts(pipe, prompts[1:2], usual[:1])[0], 'the hot rows were sampled'
+    odd = GenerationConfig(max_new_tokens=40, do_sample=True, top_k=0, temperature=1.2, random_seed=5)
+    with_odd = _texts(pipe, prompts, [*usual[:3], odd, *usual[4:]])
+    assert with_odd[:3] + with_odd[4:] == mixed[:3] + mixed[4:]
+    assert with_odd[3] == _texts(pipe, prompts[3:4], [odd])[0] != mixed[3]
 
     def greedy(**own):
         return GenerationConfig(max_new_tokens=40, do_sample=False, **own)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from lmdeploy_focus.kernels.layout import Rows
 
-from lmdeploy_focus.engine.graph_runner import GraphRunner, StepRunner
+from lmdeploy_focus.engine.graph_runner import GraphRunner
+from lmdeploy_focus.engine.step_runner import StepRunner
 from lmdeploy_focus.stages import prefill
 
 from . import simulation

@@ -133,11 +133,11 @@ def test_a_report_on_the_host():
     report = torch.zeros(2, report_width(length), dtype=torch.int64)
     report[0] = torch.tensor([5, 6, 7, 8, 0b1010, 0, 3, 2, 6, 5, 1, 1])
     report[1] = torch.tensor([1, 2, 3, 4, 0, 1, -1, 0, 0, 0, 0, 0])
-    outputs = FocusBatchedOutputs.of_report(report, length).to_cpu()
+    outputs = FocusBatchedOutputs.of_report(report, length, dense=True).to_cpu()
     assert outputs.next_token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 4]
     assert (outputs.stopped.tolist(), outputs.stop_pos.tolist()) == ([False, True], [3, -1])
     extra = outputs.extra_outputs
     assert extra.dllm_mask.tolist() == [oracle.UNMASKED, oracle.MASKED] * 2 + [oracle.UNMASKED] * 4
     assert extra.dllm_mask.dtype == torch.uint8
     assert [value.tolist() for value in (extra.decoded, extra.prefix_rows, extra.suffix_rows, extra.evicting,
-                                         extra.ran)] == [[2, 0], [6, 0], [5, 0], [True, False], [True, False]]
+                                         extra.ran, extra.dense)] == [[2, 0], [6, 0], [5, 0], *[[True, False]] * 3]
