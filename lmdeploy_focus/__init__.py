@@ -7,13 +7,15 @@ TYPE_CHECKING = False  # type checkers read it as true; importing typing would c
 if TYPE_CHECKING:
     from .activation import activate
     from .config import FocusEngineConfig
+    from .dflash.config import DFlashConfig
     from .stats import run_stats
 
 __version__ = '0.1.0'
 
-__all__ = ['FocusEngineConfig', '__version__', 'activate', 'run_stats']
+__all__ = ['DFlashConfig', 'FocusEngineConfig', '__version__', 'activate', 'run_stats']
 
-_MODULE_OF = {'FocusEngineConfig': 'config', 'activate': 'activation', 'run_stats': 'stats'}
+_MODULE_OF = {'DFlashConfig': 'dflash.config', 'FocusEngineConfig': 'config', 'activate': 'activation',
+              'run_stats': 'stats'}
 
 
 def __getattr__(name: str) -> object:

@@ -37,5 +37,7 @@ def register() -> None:
         PatchError: the installed LMDeploy is outside the pin.
     """
     check_version()
+    from .dflash import targets
     from .models import configs
     configs.register()
+    targets.register()

@@ -16,7 +16,7 @@ FOCUS_MODELS = {'sdar': 'SDARForCausalLM', 'sdar_moe': 'SDARMoeForCausalLM', 'll
 
 
 @dataclass(frozen=True)
-class _Limit:
+class Limit:
     """An option that may have only these values; `flag` is None where the command line does not have it."""
     field: str
     flag: str | None
@@ -33,30 +33,31 @@ class _Limit:
 
 
 _WITH_FOCUS = (
-    _Limit('device_type', '--device', ('cuda', 'cpu'), 'there are no kernels for other devices'),
-    _Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache takes no scattered rows of a block'),
-    _Limit('dp', '--dp', (1,), 'ranks would keep different numbers of rows'),
-    _Limit('ep', '--ep', (1,), 'ranks would keep different numbers of rows'),
-    _Limit('enable_microbatch', '--enable-microbatch', (False,), 'a step is not split after its rows were chosen'),
-    _Limit('enable_eplb', '--enable-eplb', (False,), 'it belongs to expert parallelism'),
-    _Limit('enable_prefix_caching', '--enable-prefix-caching', (False,),
-           'a page may hold KV of a block that is not final'),
-    _Limit('adapters', '--adapters', (None, [], {}), 'rows of a batch would meet the wrong adapter'),
-    _Limit('role', '--role', ('Hybrid',), 'state of an unfinished block is not handed to another engine'),
-    _Limit('kv_transfer_config', '--kv-transfer-config', (None,), 'a page may hold KV of a block that is not final'),
-    _Limit('logprobs_mode', '--logprobs-mode', (None,), 'logprobs of evicted positions do not exist'),
-    _Limit('enable_return_routed_experts', '--enable-return-routed-experts', (False,),
-           'evicted positions are not routed'),
+    Limit('device_type', '--device', ('cuda', 'cpu'), 'there are no kernels for other devices'),
+    Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache takes no scattered rows of a block'),
+    Limit('dp', '--dp', (1,), 'ranks would keep different numbers of rows'),
+    Limit('ep', '--ep', (1,), 'ranks would keep different numbers of rows'),
+    Limit('enable_microbatch', '--enable-microbatch', (False,), 'a step is not split after its rows were chosen'),
+    Limit('enable_eplb', '--enable-eplb', (False,), 'it belongs to expert parallelism'),
+    Limit('enable_prefix_caching', '--enable-prefix-caching', (False,),
+          'a page may hold KV of a block that is not final'),
+    Limit('adapters', '--adapters', (None, [], {}), 'rows of a batch would meet the wrong adapter'),
+    Limit('role', '--role', ('Hybrid',), 'state of an unfinished block is not handed to another engine'),
+    Limit('kv_transfer_config', '--kv-transfer-config', (None,), 'a page may hold KV of a block that is not final'),
+    Limit('logprobs_mode', '--logprobs-mode', (None,), 'logprobs of evicted positions do not exist'),
+    Limit('enable_return_routed_experts', '--enable-return-routed-experts', (False,),
+          'evicted positions are not routed'),
 )
 _ON_CPU = (
-    _Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache needs a GPU'),
-    _Limit('tp', '--tp', (1,), 'there is one CPU device'),
-    _Limit('dp', '--dp', (1,), 'there is one CPU device'),
-    _Limit('ep', '--ep', (1,), 'there is one CPU device'),
-    _Limit('distributed_executor_backend', '--distributed-executor-backend', (None, 'uni'), 'there is one CPU device'),
+    Limit('quant_policy', '--quant-policy', (0,), 'a quantised KV cache needs a GPU'),
+    Limit('tp', '--tp', (1,), 'there is one CPU device'),
+    Limit('dp', '--dp', (1,), 'there is one CPU device'),
+    Limit('ep', '--ep', (1,), 'there is one CPU device'),
+    Limit('distributed_executor_backend', '--distributed-executor-backend', (None, 'uni'), 'there is one CPU device'),
 )
 FOCUS_ON = OPTION['focus'].flag
 ON_CPU = f'{OPTION["device_type"].flag} cpu'
+GPU_DTYPES = ('auto', 'float16', 'bfloat16')  # LMDeploy's; tests of arithmetic take float32 too
 
 
 def check_combination(values: Mapping[str, Any]) -> None:
@@ -67,8 +68,9 @@ def check_combination(values: Mapping[str, Any]) -> None:
             has its flag, its field, the value and the bound.
     """
     on_cpu = values['device_type'] == 'cpu'
-    if values['dtype'] == 'float32' and not on_cpu:
-        raise ValueError(f'--dtype (dtype) is float32; it must be auto, float16 or bfloat16 without {ON_CPU}')
+    if values['dtype'] not in GPU_DTYPES and not on_cpu:
+        raise ValueError(f'--dtype (dtype) is {values["dtype"]}; it must be one of {", ".join(GPU_DTYPES)} without '
+                         f'{ON_CPU}')
     if on_cpu:
         for limit in _ON_CPU:
             limit.check(values, ON_CPU)
@@ -96,15 +98,21 @@ def admit(model_path: str, config: FocusEngineConfig, trust_remote_code: bool = 
     Raises:
         ValueError: the message has the option or the checkpoint's field, the value and the bound.
     """
+    from .dflash.config import DFlashConfig
     config.validate()
-    if speculative_config is not None and (config.focus or config.device_type == 'cpu'):
+    if isinstance(speculative_config, DFlashConfig):
+        from .dflash.admission import admit_dflash
+        admit_dflash(model_path, config, speculative_config)
+    elif speculative_config is not None and (config.focus or config.device_type == 'cpu'):
         raise ValueError(f'--speculative-algorithm (speculative_config) is {speculative_config.method!r}; it must not '
                          f'be given with {FOCUS_ON if config.focus else ON_CPU}')
     if not config.focus:
+        check_without_focus(model_path, config)
         return
-    checkpoint = _read_config(model_path, config)
+    checkpoint = read_config(model_path, config)
     overridden = {**checkpoint, **(config.hf_overrides or {})}
     _check_architecture(model_path, overridden)
+    _check_fields(model_path, overridden)
     _check_deterministic(model_path, overridden, config.focus_deterministic)
     if overridden.get('use_sliding_window') and overridden.get('sliding_window'):
         raise ValueError(f'sliding_window of {model_path} is {overridden["sliding_window"]!r} and in use; with '
@@ -116,6 +124,22 @@ def admit(model_path: str, config: FocusEngineConfig, trust_remote_code: bool = 
     _check_mask_token(model_path, checkpoint)
 
 
+def check_without_focus(model_path: str, config: Any) -> None:
+    """Check the checkpoint of an engine with focus off, where that runs a model of ours: LLaDA2's.
+
+    Raises:
+        ValueError: the message has the checkpoint's field, its value and what it must be.
+    """
+    from .models.configs import LLADA2, mask_token_id
+    try:
+        checkpoint = read_config(model_path, config)
+    except ValueError:  # LMDeploy's to complain about
+        return
+    if checkpoint.get('model_type') == LLADA2:
+        _check_fields(model_path, {**checkpoint, **(config.hf_overrides or {})})
+        mask_token_id(checkpoint, model_path)
+
+
 def resolve_block_length(model_path: str, config: FocusEngineConfig) -> int:
     """Block length by the option, else the checkpoint's config, else its name.
 
@@ -125,7 +149,7 @@ def resolve_block_length(model_path: str, config: FocusEngineConfig) -> int:
     from .models.configs import checkpoint_block_length
     length = config.dllm_block_length
     if length is None:
-        length = checkpoint_block_length(_read_config(model_path, config), model_path)
+        length = checkpoint_block_length(read_config(model_path, config), model_path)
     if length is None:
         option = OPTION['dllm_block_length']
         raise ValueError(f'{option.flag} ({option.field}) is not given, and neither config.json nor the name of '
@@ -170,11 +194,14 @@ def _check_architecture(model_path: str, checkpoint: Mapping[str, Any]) -> None:
     remote = (checkpoint.get('auto_map') or {}).get('AutoModelForCausalLM', model_type)
     architecture = str((checkpoint.get('architectures') or [remote])[0]).rpartition('.')[2]
     if FOCUS_MODELS.get(str(model_type)) == architecture:
-        from .models.configs import check_fields
-        check_fields(checkpoint)
         return
     raise ValueError(f'{FOCUS_ON} (focus) is on, but {architecture} (model_type {model_type!r}) of {model_path} '
                      f'is not a block-diffusion model; the model must be {" or ".join(FOCUS_MODELS.values())}')
+
+
+def _check_fields(model_path: str, checkpoint: Mapping[str, Any]) -> None:
+    from .models.configs import check_fields
+    check_fields(checkpoint, model_path)
 
 
 def _check_deterministic(model_path: str, checkpoint: Mapping[str, Any], deterministic: bool) -> None:
@@ -200,8 +227,12 @@ def _check_mask_token(model_path: str, checkpoint: Mapping[str, Any]) -> None:
                          f'{vocabulary}')
 
 
-def _read_config(model_path: str, config: FocusEngineConfig) -> dict[str, Any]:
-    """The checkpoint's config.json as LMDeploy's config builder sees it, without `hf_overrides`."""
+def read_config(model_path: str, config: Any) -> dict[str, Any]:
+    """The checkpoint's config.json as LMDeploy's config builder sees it, without `hf_overrides`.
+
+    Raises:
+        ValueError: there is none that can be read.
+    """
     from transformers import PretrainedConfig
     wanted = f'model_path is {str(model_path)!r}; it must be a checkpoint with a readable config.json'
     try:

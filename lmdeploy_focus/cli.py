@@ -21,12 +21,18 @@ from .patches import PatchError, apply, check_version, rows
 DISABLE = 'LMDEPLOY_FOCUS_DISABLE'
 REQUEST = 'focus_request'
 GROUP = 'FOCUS arguments'
+DFLASH_GROUP = 'DFlash arguments'
+# Fields of `dflash.config.DFLASH_OPTIONS` -> where the parser leaves them.
+DFLASH_DEST = {'draft': 'dflash', 'draft_tokens': 'dflash_draft_tokens'}
 # The options of the reference implementation, kept as hidden aliases.
 FOCUS_ALIAS, CACHE_ALIAS, ALPHA_ALIAS = '--dllm-enable-focus', '--dllm-enable-delayed-cache', '--dllm-focus-alpha'
+# LMDeploy's options of its own drafters, and their defaults.
+STOCK_DRAFT = {'speculative_draft_model': None, 'speculative_num_draft_tokens': 1,
+               'speculative_dflash_block_size': None}
 # What `chat` lacks of the options that `serve api_server` has: LMDeploy's own helpers that add them.
 CHAT_LACKS = ('dllm_unmasking_strategy', 'dllm_denoising_steps', 'dllm_confidence_threshold', 'max_batch_size')
-# model_type of the checkpoints that our config builder reads better than LMDeploy's.
-REGISTERED = ('sdar', 'sdar_moe')
+# model_type of the checkpoints that our config builder reads better than LMDeploy's, which has no LLaDA2 at all.
+REGISTERED = ('sdar', 'sdar_moe', 'llada2_moe')
 # Options whose name on the command line is not the field's.
 NAME_OF_FIELD = {'device_type': 'device', 'block_size': 'cache_block_seq_len'}
 
@@ -36,9 +42,11 @@ class Request:
     """What the user asked of us.
 
     fields: fields of `FocusEngineConfig` by name
+    dflash: arguments of `DFlashConfig`; empty without --dflash
     fail: prints 'lmdeploy: error: <message>' and exits with status 2
     """
     fields: dict[str, Any]
+    dflash: dict[str, Any]
     fail: Callable[[str], NoReturn]
 
     @property
@@ -73,8 +81,9 @@ def main() -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add our options to the parser of 'chat' or 'api_server', in a group that shows the whole table."""
+    """Add our options to the parser of 'chat' or 'api_server', in groups that show the whole tables."""
     from .config import OPTIONS
+    from .dflash.config import DFLASH_OPTIONS
     if command == 'chat':
         helper = import_module('lmdeploy.cli.utils').ArgumentHelper
         engine = next(group for group in parser._action_groups if group.title == 'PyTorch engine arguments')
@@ -90,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         else:
             group.add_argument(option.flag, dest=option.field, type=_parser_of(option), default=argparse.SUPPRESS,
                                metavar=_metavar(option), help=_help(option))
+    group = parser.add_argument_group(DFLASH_GROUP)
+    for option in DFLASH_OPTIONS:
+        group.add_argument(option.flag, dest=DFLASH_DEST[option.field], type=_parser_of(option),
+                           default=argparse.SUPPRESS, metavar='DRAFT' if option.field == 'draft' else 'N',
+                           help=_help(option))
     _adapt_dtype(parser._option_string_actions['--dtype'])
     _add_aliases(parser)
     parser.set_defaults(**{REQUEST: None})
@@ -108,6 +122,11 @@ def finish_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     if given.pop('dllm_enable_delayed_cache', False) and 'focus' not in fields:
         fields = {'focus_policy': 'never', **fields, 'focus': True}
     focus, cpu = fields.get('focus', False), args.device == 'cpu'
+    dflash = {field: given.pop(dest) for field, dest in DFLASH_DEST.items() if dest in given}
+    if dflash and 'draft' not in dflash:
+        parser.error('--dflash-draft-tokens must be given with --dflash')
+    if dflash and focus:
+        parser.error('--dflash must not be given with --focus: its target is autoregressive')
     if fields and not focus:
         flags = ', '.join(option.flag for option in OPTIONS if option.field in fields)
         parser.error(f'{flags} must be given with --focus')
@@ -115,7 +134,7 @@ def finish_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         parser.error('--dtype is float32; it must be auto, float16 or bfloat16 without --device cpu')
     if args.dllm_confidence_threshold is None:
         args.dllm_confidence_threshold = default_threshold(focus)
-    if not focus and not cpu:
+    if not focus and not cpu and not dflash:
         if args.command == 'chat':
             _forget_defaults(given)
         return
@@ -127,12 +146,21 @@ def finish_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         fields['dtype'], args.dtype = args.dtype, 'auto'  # LMDeploy's own config refuses it
     if args.speculative_algorithm is not None:
         parser.error(f'--speculative-algorithm is {args.speculative_algorithm!r}; it must not be given with '
-                     f'{"--focus" if focus else "--device cpu"}')
+                     f'{"--focus" if focus else "--dflash" if dflash else "--device cpu"}')
+    for dest, default in STOCK_DRAFT.items() if dflash else ():
+        if given[dest] != default:
+            parser.error(f'--{dest.replace("_", "-")} is {given[dest]!r}; it must not be given with --dflash: '
+                         '--dflash-draft-tokens says how many tokens are drafted')
     try:
-        _check(args, fields)
-    except (ValueError, AssertionError) as error:  # LMDeploy's own checks assert
+        values = _check(args, fields)
+        if dflash:
+            from .dflash.admission import check_options
+            from .dflash.config import DFlashConfig
+            check_options(values)
+            DFlashConfig(**dflash)
+    except (ValueError, AssertionError, PatchError) as error:  # LMDeploy's own checks assert
         parser.error(str(error))
-    given[REQUEST] = Request(fields, parser.error)
+    given[REQUEST] = Request(fields, dflash, parser.error)
 
 
 def run_command(command: Callable[[argparse.Namespace], Any], args: argparse.Namespace) -> Any:
@@ -160,6 +188,8 @@ def convert_config(model_path: str, keywords: dict[str, Any]) -> dict[str, Any]:
 def _converting(request: Request | None) -> Iterator[None]:
 
     def convert(model_path: str, keywords: dict[str, Any]) -> dict[str, Any]:
+        if request is not None and request.dflash:
+            keywords = {**keywords, 'speculative_config': _drafter(request)}
         return {**keywords, 'backend_config': _ours(request, model_path, keywords)}
 
     token = _CONVERT.set(convert)
@@ -169,16 +199,30 @@ def _converting(request: Request | None) -> Iterator[None]:
         _CONVERT.reset(token)
 
 
+def _drafter(request: Request) -> Any:
+    from .dflash.config import DFlashConfig
+    try:
+        return DFlashConfig(**request.dflash)
+    except (ValueError, PatchError) as error:
+        request.fail(str(error))
+
+
 def _ours(request: Request | None, model_path: str, keywords: dict[str, Any]) -> Any:
     from lmdeploy.messages import PytorchEngineConfig
 
-    from .admission import admit, resolve_block_length
+    from .admission import admit, check_without_focus, resolve_block_length
     from .config import FocusEngineConfig
     config = keywords['backend_config']
     if request is None:
         # A block-diffusion checkpoint without our options: only its own block length and mask id are brought in.
-        stock = isinstance(config, PytorchEngineConfig)
-        return FocusEngineConfig.from_stock(config, focus=False) if stock else config
+        if not isinstance(config, PytorchEngineConfig):
+            return config
+        try:
+            check_without_focus(model_path, config)
+        except ValueError as error:
+            print(f'lmdeploy: error: {error}', file=sys.stderr)
+            sys.exit(2)
+        return FocusEngineConfig.from_stock(config, focus=False)
     try:
         config = FocusEngineConfig.from_stock(config, **request.fields)
         admit(model_path, config, trust_remote_code=keywords.get('trust_remote_code', False),
@@ -191,8 +235,8 @@ def _ours(request: Request | None, model_path: str, keywords: dict[str, Any]) ->
     return config
 
 
-def _check(args: argparse.Namespace, fields: dict[str, Any]) -> None:
-    """Check the options as parsed: each for itself, together, and as LMDeploy does."""
+def _check(args: argparse.Namespace, fields: dict[str, Any]) -> dict[str, Any]:
+    """Check the options as parsed: each for itself, together, and as LMDeploy does; all of them by field name."""
     import dataclasses
 
     from lmdeploy.messages import PytorchEngineConfig
@@ -204,6 +248,7 @@ def _check(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     stock = {field.name for field in dataclasses.fields(PytorchEngineConfig)} - {'role', 'migration_backend'}
     device = 'cuda' if fields['device_type'] == 'cpu' else fields['device_type']
     PytorchEngineConfig(**{name: values[name] for name in stock} | {'device_type': device})
+    return values | fields
 
 
 def _forget_defaults(given: dict[str, Any]) -> None:
@@ -217,6 +262,12 @@ def _forget_defaults(given: dict[str, Any]) -> None:
 def _registers_for(model_path: str) -> bool:
     """Whether the checkpoint is one whose config our builder reads better than LMDeploy's."""
     path = Path(model_path, 'config.json')
+    if 'llada2' in model_path.lower() and not Path(model_path).exists():
+        # A repository: only LLaDA2, which stock LMDeploy cannot run, is worth a look before stock's own download.
+        from transformers.utils.hub import cached_file
+        path = Path(cached_file(model_path, 'config.json', _raise_exceptions_for_gated_repo=False,
+                                _raise_exceptions_for_missing_entries=False,
+                                _raise_exceptions_for_connection_errors=False) or path)
     if not path.is_file():
         return False
     try:
@@ -287,5 +338,5 @@ def _has_our_options(words: list[str]) -> bool:
     flags = [word.partition('=')[0].replace('_', '-') for word in words]
     devices = [word.partition('=')[2] or following for word, following, flag in
                zip(words, [*words, ''][1:], flags, strict=True) if flag == '--device']
-    return 'cpu' in devices or any(flag.startswith('--focus') or flag in (FOCUS_ALIAS, CACHE_ALIAS, ALPHA_ALIAS)
-                                   for flag in flags)
+    return 'cpu' in devices or any(flag.startswith(('--focus', '--dflash')) or
+                                   flag in (FOCUS_ALIAS, CACHE_ALIAS, ALPHA_ALIAS) for flag in flags)

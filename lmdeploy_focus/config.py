@@ -212,10 +212,12 @@ class FocusEngineConfig(PytorchEngineConfig):
 
 
 def _stock_checks(config: Any) -> None:
-    """LMDeploy's own checks and completions; they know neither the CPU nor its dtype, which are set aside."""
+    """LMDeploy's own checks and completions; they know neither the CPU nor float32, which are set aside."""
     device, dtype = config.device_type, config.dtype
     if device == 'cpu':
-        config.device_type, config.dtype = 'cuda', 'auto' if dtype == 'float32' else dtype
+        config.device_type = 'cuda'
+    if dtype == 'float32':  # where ours allow it
+        config.dtype = 'auto'
     PytorchEngineConfig.__post_init__(config)
     config.device_type, config.dtype = device, dtype
     if device == 'cpu' and config.max_batch_size is None:

@@ -27,6 +27,10 @@ def _check_request(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(self.backend_config, FocusEngineConfig) and self.backend_config.focus:
             from lmdeploy_focus.request import refuse_unsupported
             refuse_unsupported(gen_config)
+        from lmdeploy_focus.dflash.config import DFlashConfig
+        if isinstance(self.speculative_config, DFlashConfig):
+            from lmdeploy_focus.request import refuse_unsupported_with_dflash
+            refuse_unsupported_with_dflash(gen_config)
         return gen_config
 
     return determine_gen_config
@@ -109,7 +113,7 @@ ROWS: tuple[Patch, ...] = (
         name='requests',
         target='lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config',
         why='nothing asks the engine whether it can serve a request before it is queued',
-        how='refuses what block diffusion with focus cannot answer rightly, as an error of the request',
+        how='refuses what focus or DFlash cannot answer rightly, as an error of the request',
         remove_when='LMDeploy lets an engine refuse a generation config',
         written_for={
             'lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config':

@@ -10,14 +10,18 @@ _SOURCE = {'lmdeploy.pytorch.strategies:build_strategy_factory':
 
 def _choose(original: Callable[..., Any]) -> Callable[..., Any]:
 
-    def build_strategy_factory(model_config: Any, misc_config: Any, *args: Any, **kwargs: Any) -> Any:
+    def build_strategy_factory(model_config: Any, misc_config: Any, specdecode_config: Any = None) -> Any:
         from lmdeploy_focus.config import FocusDLLMConfig
+        from lmdeploy_focus.dflash.specdecode import DFlashSpecDecodeConfig
+        if isinstance(specdecode_config, DFlashSpecDecodeConfig):
+            from lmdeploy_focus.dflash.strategy import DFlashStrategyFactory
+            return DFlashStrategyFactory(model_config=model_config, specdecode_config=specdecode_config)
         dllm_config = misc_config.dllm_config
         if isinstance(dllm_config, FocusDLLMConfig) and dllm_config.focus is not None \
                 and model_config.model_paradigm == 'dllm':
             from lmdeploy_focus.engine.strategy import FocusStrategyFactory
             return FocusStrategyFactory(model_config=model_config, dllm_config=dllm_config)
-        return original(model_config, misc_config, *args, **kwargs)
+        return original(model_config, misc_config, specdecode_config)
 
     return build_strategy_factory
 
@@ -27,7 +31,7 @@ def _row(module: str) -> Patch:
         name=f'strategies of {module.rpartition(".")[2]}',
         target=f'{module}:build_strategy_factory',
         why='the factory is chosen by model paradigm only, and both callers have imported the function by name',
-        how='FocusStrategyFactory where the block-diffusion config carries focus',
+        how='FocusStrategyFactory where the block-diffusion config carries focus, DFlashStrategyFactory with DFlash',
         remove_when='LMDeploy offers a registry of strategy factories',
         written_for=_SOURCE,
         make=_choose,

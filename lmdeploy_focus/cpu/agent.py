@@ -52,12 +52,13 @@ class CpuAgentMixin(_Agent):
     All work of the agent is inside `cpu_scope`, and LMDeploy's process-wide device is left alone: see `scope`.
 
     Raises:
-        ValueError: The engine was given a drafter, which has no CPU path yet.
+        ValueError: The engine was given a drafter of another kind than DFlash, which has no CPU path.
     """
 
     def __init__(self, *args: Any, specdecode_config: Any = None, **kwargs: Any) -> None:
-        if specdecode_config is not None:
-            raise ValueError("speculative_config must be none with device_type='cpu', "
+        from ..dflash.specdecode import DFlashSpecDecodeConfig
+        if specdecode_config is not None and not isinstance(specdecode_config, DFlashSpecDecodeConfig):
+            raise ValueError("speculative_config must be none or DFlashConfig with device_type='cpu', "
                              f'but got the method {specdecode_config.method!r}')
         super().__init__(*args, specdecode_config=specdecode_config, **kwargs)
         self.device = 'cpu'

@@ -2,8 +2,9 @@
 
 Letters: S sequences, Q query rows of one of them, T query rows of all, K keys, H query heads, Hkv key heads, D head
 size. A query row sees a prefix of its sequence's keys, and `visible` holds the length of that prefix: the position
-plus one for a causal model, the end of the row's block for block diffusion, every key where nothing is hidden. One
-number a row says it all, so masks exist only inside `attend`.
+plus one for a causal model, the end of the row's block for block diffusion, every key where nothing is hidden. A
+sliding window hides the first `hidden` keys of that prefix. Two numbers a row say it all, so masks exist only inside
+`attend`.
 
 Softmax and sums are fp32 whatever the dtype of the cache; the result has the query's dtype.
 """
@@ -49,7 +50,7 @@ def slots_of(block_offsets: torch.Tensor, positions: torch.Tensor, page_size: in
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None,
-           scale: float) -> torch.Tensor:
+           scale: float, hidden: torch.Tensor | None = None) -> torch.Tensor:
     """Softmax attention of sequences that have equally many query rows.
 
     Args:
@@ -58,6 +59,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible:
         value: [S, K, Hkv, Dv].
         visible: How many leading keys a row sees, [S, Q] or [S, 1], int64, from 1 to K; None if each row sees all.
         scale: Factor on the scores.
+        hidden: How many leading keys a row does not see, of the shape of `visible` and less than it; None for 0.
 
     Returns:
         [S, Q, H, Dv] in the query's dtype.
@@ -71,6 +73,8 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible:
     mask = None
     if visible is not None:
         mask = torch.arange(num_keys) < visible[:, :, None]
+        if hidden is not None:
+            mask &= torch.arange(num_keys) >= hidden[:, :, None]
         if mask.size(1) > 1:
             mask = mask.repeat(1, group, 1)
         mask = mask[:, None]
@@ -144,7 +148,6 @@ class CpuAttentionImpl(AttentionImpl[CpuAttentionMetadata]):
 
     def __init__(self, spec: PagedAttentionBuildSpec) -> None:
         unsupported = {
-            'sliding_window': spec.sliding_window if spec.sliding_window not in (None, -1, 0, (-1, -1)) else None,
             'logit_softcapping': spec.logit_softcapping,
             'alibi': spec.alibi,
             'use_flash_mla': spec.use_flash_mla,
@@ -161,6 +164,15 @@ class CpuAttentionImpl(AttentionImpl[CpuAttentionMetadata]):
                          v_head_size=spec.v_head_dim,
                          causal=spec.causal)
         self.block_sparse_size = spec.block_sparse_size
+        window = spec.sliding_window[0] if isinstance(spec.sliding_window, tuple) else spec.sliding_window
+        self.window = window if window is not None and window > 0 else None
+
+    def hidden(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """How many leading keys each row does not see, of the shape of `positions`; None without a window.
+
+        A window of w keys ends at the row's own, as in transformers.
+        """
+        return None if self.window is None else (positions + 1 - self.window).clamp_min(0)
 
     def visible(self, positions: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
         """How many leading keys each row sees: [T] from positions [T] and its sequence's number of keys, [T] or 1."""
@@ -211,11 +223,12 @@ class CpuAttentionImpl(AttentionImpl[CpuAttentionMetadata]):
                        meta: CpuAttentionMetadata) -> torch.Tensor:
         """All sequences at once: each has the same number of query rows, as in decoding."""
         num_rows = meta.q_lens[0]
-        visible = self.visible(meta.positions.view(-1, num_rows), meta.kv_seqlens[:, None])
-        if bool((visible == visible[:, :1]).all()):
+        positions = meta.positions.view(-1, num_rows)
+        visible, hidden = self.visible(positions, meta.kv_seqlens[:, None]), self.hidden(positions)
+        if hidden is None and bool((visible == visible[:, :1]).all()):
             visible = visible[:, :1]
         out = attend(query.unflatten(0, (-1, num_rows)), k_cache[meta.read_pages, meta.read_offsets],
-                     v_cache[meta.read_pages, meta.read_offsets], visible, self.scale)
+                     v_cache[meta.read_pages, meta.read_offsets], visible, self.scale, hidden)
         return out.flatten(0, 1)
 
     def _forward_each(self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
@@ -226,7 +239,8 @@ class CpuAttentionImpl(AttentionImpl[CpuAttentionMetadata]):
         for pages, num_rows, num_keys in zip(meta.block_offsets, meta.q_lens, meta.kv_lens, strict=True):
             key = gather_pages(k_cache, pages, num_keys)[None].float()
             value = gather_pages(v_cache, pages, num_keys)[None].float()
-            visible = self.visible(meta.positions[start:start + num_rows], torch.tensor([num_keys]))
+            positions = meta.positions[start:start + num_rows]
+            visible, hidden = self.visible(positions, torch.tensor([num_keys])), self.hidden(positions)
             chunk = max(1, MAX_SCORES // self._scores(1, num_keys))
             for first in range(0, num_rows, chunk):
                 rows = slice(first, min(first + chunk, num_rows))
@@ -234,7 +248,7 @@ class CpuAttentionImpl(AttentionImpl[CpuAttentionMetadata]):
                 # No later key is seen by this chunk.
                 longest = int(seen.max())
                 part = attend(query[start:start + num_rows][rows][None], key[:, :longest], value[:, :longest],
-                              seen[None], self.scale)
+                              seen[None], self.scale, None if hidden is None else hidden[rows][None])
                 out[start + rows.start:start + rows.stop] = part[0]
             start += num_rows
         return out

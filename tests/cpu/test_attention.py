@@ -195,8 +195,8 @@ def test_attend_hides_keys_of_each_row():
     torch.testing.assert_close(out, expected[:, :, None, None].expand(2, 3, 2, 1))
 
 
-@pytest.mark.parametrize('change', [{'sliding_window': 128}, {'logit_softcapping': 30.0}, {'alibi': True},
-                                    {'use_flash_mla': True}, {'mla_index_topk': 64}, {'learnable_sink': True}])
+@pytest.mark.parametrize('change', [{'logit_softcapping': 30.0}, {'alibi': True}, {'use_flash_mla': True},
+                                    {'mla_index_topk': 64}, {'learnable_sink': True}])
 def test_what_there_is_no_code_for_is_refused(change):
     """Red when an attention that would be computed wrongly is built."""
     name, value = next(iter(change.items()))
@@ -205,6 +205,23 @@ def test_what_there_is_no_code_for_is_refused(change):
 
 
 @pytest.mark.parametrize('no_window', [None, -1, 0, (-1, -1)])
-def test_no_sliding_window_is_not_refused(no_window):
+def test_no_sliding_window(no_window):
     """Red when one of the ways to say that there is no window counts as one."""
-    CpuAttentionImpl(build_spec(4, 2, sliding_window=no_window))
+    batch = Batch([5, 3], [37, 3], 16, 4, 2)
+    out = batch.run(CpuAttentionImpl(build_spec(4, 2, sliding_window=no_window)))
+    torch.testing.assert_close(out, batch.oracle(causal), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('max_scores', [64, 1 << 24])
+@pytest.mark.parametrize('window', [1, 7, 16, (64, 64)])
+@pytest.mark.parametrize('is_causal', [True, False])
+@pytest.mark.parametrize('q_lens,kv_lens', [([5, 3], [37, 3]), ([8, 8, 8], [8, 33, 16]), ([1, 1], [20, 5])])
+def test_sliding_window(monkeypatch, q_lens, kv_lens, is_causal, window, max_scores):
+    """Red when the window is a key too long or too short, ends elsewhere than at the row, or is lost in a chunk or in a
+    batch of equal lengths."""
+    monkeypatch.setattr(attention, 'MAX_SCORES', max_scores)
+    batch = Batch(q_lens, kv_lens, 16, 4, 2)
+    width = window[0] if isinstance(window, tuple) else window
+    out = batch.run(CpuAttentionImpl(build_spec(4, 2, sliding_window=window, causal=is_causal)))
+    expected = batch.oracle(lambda position, key, _: key > position - width and (key <= position or not is_causal))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
