@@ -22,7 +22,7 @@ from .workload import Lengths, Request, requests
 # engine of the study -> mode of its recording
 ENGINES = {'stock': 'dense', 'delayed': 'delayed', 'focus': 'focus'}
 THRESHOLDS = {'stock': 0.9, 'delayed': 0.9, 'focus': 0.8}
-PROFILED_STEPS, PROFILED_ANSWER = 10, 1024
+PROFILED_STEPS, PROFILED_ANSWER = 20, 1024
 
 
 @dataclass(frozen=True)

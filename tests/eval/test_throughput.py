@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eval import throughput
 from eval.study import published, record, report, shapes, traces, workload
 from eval.study.closed_loop import Run, figures
-from eval.study.profiled import covered
+from eval.study.profiled import MARKER, SKIPPED, idle, timeline
 from eval.study.replayed import EngineReplay, StockReplay, Tables
 from eval.study.simulate import again
 
@@ -272,9 +272,27 @@ def test_figures_of_a_run():
     assert 'ratio_at_equal_steps' in report.table(lines)
 
 
-def test_busy_share_counts_overlaps_once():
-    """Red when two streams at once count twice."""
-    assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
+def test_gaps_of_overlapping_kernels():
+    """Red when two streams at once count twice, or the time before the first or after the last kernel is lost."""
+    assert idle([(5, 6), (1, 2), (1.5, 3), (1, 2)], 0, 9) == [1, 2, 3]
+    assert idle([(0, 9)], 1, 8) == [] and idle([], 2, 4) == [2]
+
+
+def test_a_timeline_of_steps():
+    """Steps of 100 us: a kernel of 60, a gap of 5, a settle of 15, a gap of 20. Red when the first steps are looked at,
+    which waited for the host, a gap counts as short that is none, or a step is one too many."""
+    spans, at = [], 0.0
+    for step in range(SKIPPED + 5):
+        at += 1000 if step < SKIPPED else 0
+        spans += [('product', at, at + 60), (f'{MARKER}_0', at + 65, at + 80)]
+        at += 100
+    found = timeline(spans[::-1])
+    assert {name: found[name] for name in found if name != 'kernels'} == {
+        'steps': 4, 'ms_per_step': 0.1, 'busy': 0.75, 'short_gaps': 5.0, 'long_gaps': 20.0, 'longest_gap': 20.0}
+    assert found['kernels'] == [{'name': 'product', 'calls_per_step': 1.0, 'us_per_step': 60.0},
+                                {'name': f'{MARKER}_0', 'calls_per_step': 1.0, 'us_per_step': 15.0}]
+    with pytest.raises(ValueError, match=f'of {SKIPPED + 1} steps'):
+        timeline(spans[:2 * (SKIPPED + 1)])
 
 
 def test_an_unknown_shape():
