@@ -126,10 +126,10 @@ def engine_steps(monkeypatch):
         if focus:
             original = unmask.logits
 
-            def logits(model, view, hidden, start, end):
-                out = original(model, view, hidden, start, end)
-                if end > start:
-                    steps.append((view.plan.sampled_position[start:end].tolist(), out.clone()))
+            def logits(model, view, hidden, rows):
+                out = original(model, view, hidden, rows)
+                if len(out):
+                    steps.append((view.plan.sampled_position[rows].tolist(), out.clone()))
                 return out
 
             monkeypatch.setattr(unmask, 'logits', logits)

@@ -25,12 +25,16 @@ def rules(options: StepOptions, length: int) -> Rules:
 def start(options: StepOptions, length: int, count: int, seed: int, threshold: float = .7,
           stops: bool = False) -> list[TinyLife]:
     """Sequences as they come from prefill: new blocks, and such that the prompt begins; texts of various lengths before
-    them; with `stops`, caps and a stop word each."""
+    them; with `stops`, caps and a stop word each.
+
+    The first block of a text begins with some prompt: masked rows that see masked rows alone are all equal, and
+    rounding would choose among them.
+    """
     random = torch.Generator().manual_seed(seed)
     lives = []
     for s in range(count):
-        prompt = int(torch.randint(length, (1,), generator=random)) if s % 3 else 0
         history = length * (s * 5 % 4)
+        prompt = int(torch.randint(int(not history), length, (1,), generator=random)) if s % 3 or not history else 0
         ids = torch.randint(VOCABULARY - 1, (length,), generator=random).tolist()
         cap, word = (int(torch.randint(most, (1,), generator=random)) for most in (5 * length, VOCABULARY - 1))
         lives.append(TinyLife(
