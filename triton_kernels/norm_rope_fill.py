@@ -9,7 +9,7 @@ from .kv_fill import check_cache
 __all__ = ['norm_rope_fill']
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MAX_HEADS = 8
+MAX_HEADS = 8
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _table(table, dim, real, dtype: tl.constexpr):
 
 
 @triton.jit
-def _norm_rope(source, weight, cos, sin, target, copy, eps, keep, keep_copy, SIZE: tl.constexpr, ROTARY: tl.constexpr,
+def norm_rope(source, weight, cos, sin, target, copy, eps, keep, keep_copy, SIZE: tl.constexpr, ROTARY: tl.constexpr,
                BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr):
     """Norm and rotate the heads that begin at `source` [BLOCK_H, 1]; store them at `target` where `keep` and, unless
     that is None, at `copy` where `keep_copy`."""
@@ -83,7 +83,7 @@ def _norm_rope_fill_kernel(qkv, query_weight, key_weight, cos, sin, key_cache, v
     sin += row * stride_sin
     if block < QUERY_BLOCKS:
         head = block * BLOCK_H + lane
-        _norm_rope(qkv + head * SIZE, query_weight, cos, sin, query + (row * HEADS + head) * SIZE, None, eps,
+        norm_rope(qkv + head * SIZE, query_weight, cos, sin, query + (row * HEADS + head) * SIZE, None, eps,
                    head < HEADS, head < HEADS, SIZE, ROTARY, BLOCK_D, BLOCK_R)
         return
     page, slot = tl.load(pages + row).to(tl.int64), tl.load(offsets + row).to(tl.int64)
@@ -92,7 +92,7 @@ def _norm_rope_fill_kernel(qkv, query_weight, key_weight, cos, sin, key_cache, v
         head = (block - QUERY_BLOCKS) * BLOCK_H + lane
         copy = None if key is None else key + (row * KV_HEADS + head) * SIZE
         key_cache += page * stride_kcp + slot * stride_kcs
-        _norm_rope(qkv + head * SIZE, key_weight, cos, sin, key_cache + head * stride_kch, copy, eps,
+        norm_rope(qkv + head * SIZE, key_weight, cos, sin, key_cache + head * stride_kch, copy, eps,
                    (head < KV_HEADS) & (page >= 0), head < KV_HEADS, SIZE, ROTARY, BLOCK_D, BLOCK_R)
         return
     head = (block - QUERY_BLOCKS - KV_BLOCKS) * BLOCK_H + lane
@@ -101,6 +101,18 @@ def _norm_rope_fill_kernel(qkv, query_weight, key_weight, cos, sin, key_cache, v
     value_cache += page * stride_vcp + slot * stride_vcs
     value = tl.load(qkv + (KV_HEADS + head) * SIZE + dim, mask=real)
     tl.store(value_cache + head * stride_vch + dim, value, mask=real)
+
+
+def check_tables(name: str, rows: int, size: int, cos: Tensor, sin: Tensor) -> None:
+    """Refuse tables that are not [rows, rotary_dim], rotary_dim even and at most the head size, for the kernel `name`.
+
+    Raises:
+        ValueError: see there.
+    """
+    rotary = cos.size(-1)
+    if cos.shape != (rows, rotary) or sin.shape != cos.shape or rotary % 2 or not 0 < rotary <= size:
+        raise ValueError(f'cos {tuple(cos.shape)}, sin {tuple(sin.shape)}: {name} takes an even number of values, from '
+                         f'2 to {size}, for each of {rows} rows')
 
 
 def _check(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor) -> None:
@@ -119,10 +131,7 @@ def _check(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, s
         if weight.shape != (size,) or weight.stride(0) != 1 or weight.dtype != qkv.dtype:
             raise ValueError(f'{name} {tuple(weight.shape)} of {weight.dtype}: norm_rope_fill takes {size} contiguous '
                              f'values of {qkv.dtype}')
-    rotary = cos.size(-1)
-    if cos.shape != (rows, rotary) or sin.shape != cos.shape or rotary % 2 or not 0 < rotary <= size:
-        raise ValueError(f'cos {tuple(cos.shape)}, sin {tuple(sin.shape)}: norm_rope_fill takes an even number of '
-                         f'values, from 2 to {size}, for each of {rows} rows')
+    check_tables('norm_rope_fill', rows, size, cos, sin)
 
 
 def norm_rope_fill(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor,
@@ -158,7 +167,7 @@ def norm_rope_fill(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: T
     if not rows:
         return query, key
     rotary = cos.size(1)
-    block_h, block_d = min(_MAX_HEADS, triton.next_power_of_2(kv_heads)), triton.next_power_of_2(rotary // 2)
+    block_h, block_d = min(MAX_HEADS, triton.next_power_of_2(kv_heads)), triton.next_power_of_2(rotary // 2)
     blocks = triton.cdiv(heads, block_h) + 2 * triton.cdiv(kv_heads, block_h)
     # Four elements of each half a thread: a row of the tables then has the layout of the heads, and nothing goes
     # through shared memory. Products and sums are not contracted: LMDeploy rounds each product.

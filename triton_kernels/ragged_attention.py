@@ -58,8 +58,8 @@ def _page(page_table, start, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=['programs', 'full', 'most_splits'])
-def _attend_kernel(query, key_cache, value_cache, page_table, visible, tiles, count, out, partial, maxima, sums, scale,
-                   programs, full, most_splits, stride_qn, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp,
+def _attend_kernel(query, key_cache, value_cache, page_table, visible, hidden, tiles, count, out, partial, maxima, sums,
+                   scale, programs, full, most_splits, stride_qn, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp,
                    stride_vs, stride_vh, stride_table, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr,
                    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FORCED: tl.constexpr,
                    PRECISION: tl.constexpr):
@@ -82,8 +82,14 @@ def _attend_kernel(query, key_cache, value_cache, page_table, visible, tiles, co
         head = kv_head * GROUP + packed % GROUP
         limit = tl.load(visible + row, mask=live, other=0).to(tl.int32)
         seen = tl.max(limit, 0)
-        per_split = tl.cdiv(tl.cdiv(seen, BLOCK_N), splits) * BLOCK_N
-        begin = split * per_split
+        if hidden is None:
+            lowest = 0
+        else:
+            # a window: whole key blocks before the first key of any row are passed over
+            first_key = tl.load(hidden + row, mask=live, other=2**30).to(tl.int32)
+            lowest = tl.minimum(tl.min(first_key, 0), seen) // BLOCK_N * BLOCK_N
+        per_split = tl.cdiv(tl.cdiv(seen - lowest, BLOCK_N), splits) * BLOCK_N
+        begin = lowest + split * per_split
         end = tl.minimum(begin + per_split, seen)
 
         wanted = live & (begin < end)
@@ -109,7 +115,11 @@ def _attend_kernel(query, key_cache, value_cache, page_table, visible, tiles, co
             page = _page(pages, start + BLOCK_N, end, PAGE, BLOCK_N)
             scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             # a split ends between two blocks or where its tile does: the rows' own ends hide all that must be hidden
-            scores = tl.where(key[None, :] < limit[:, None], scores, float('-inf'))
+            if hidden is None:
+                scores = tl.where(key[None, :] < limit[:, None], scores, float('-inf'))
+            else:
+                own = (key[None, :] < limit[:, None]) & (key[None, :] >= first_key[:, None])
+                scores = tl.where(own, scores, float('-inf'))
             larger = tl.maximum(maximum, tl.max(scores, 1))
             # a row that sees no key yet has the maximum -inf, and -inf - -inf is NaN
             base = tl.where(larger == float('-inf'), 0.0, larger * scale)
@@ -173,7 +183,8 @@ def _processors(device: torch.device) -> int:
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, start: Tensor, visible: Tensor,
-           work: AttentionWork, max_kv: int, scale: float, splits: int | None, programs: int | None) -> None:
+           work: AttentionWork, max_kv: int, scale: float, splits: int | None, programs: int | None,
+           hidden: Tensor | None) -> None:
     rows, heads, size = query.shape
     page_size, kv_heads = key_cache.size(1), key_cache.size(2)
     sequences = page_table.size(0)
@@ -193,6 +204,10 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Te
     if start.shape != (sequences + 1,) or visible.shape != (rows,) or not visible.is_contiguous():
         raise ValueError(f'start {tuple(start.shape)}, visible {tuple(visible.shape)}: ragged_attention takes '
                          f'{sequences + 1} for {sequences} rows of page_table, and {rows}, contiguous')
+    if hidden is not None and (hidden.shape != visible.shape or hidden.dtype not in _INTEGERS
+                               or not hidden.is_contiguous()):
+        raise ValueError(f'hidden {tuple(hidden.shape)} of {hidden.dtype}: ragged_attention takes {rows} of int32 or '
+                         'int64, contiguous')
     if visible.dtype not in _INTEGERS or page_table.dtype not in _INTEGERS:
         raise ValueError(f'visible of {visible.dtype}, page_table of {page_table.dtype}: ragged_attention takes int32 '
                          'or int64')
@@ -212,8 +227,9 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Te
 
 def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, start: Tensor,
                      visible: Tensor, work: AttentionWork, max_kv: int, scale: float, splits: int | None = None,
-                     programs: int | None = None) -> Tensor:
-    """Attention of a ragged batch over the paged cache: a row sees the first keys of its sequence, as many as it says.
+                     programs: int | None = None, hidden: Tensor | None = None) -> Tensor:
+    """Attention of a ragged batch over the paged cache: a row sees the first keys of its sequence, as many as it says,
+    less those that its window hides.
 
     Args:
         query: [N, H, D] float32, bfloat16 or float16, unit stride in D; D is 16, 32, 64 or 128. The rows of a sequence
@@ -230,6 +246,8 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
             row's bits are the same in any company for a fixed number, whose partial sums take float32 room for
             `splits` outputs of as many tiles as `work` has room for.
         programs: how many run; None takes a number by the GPU.
+        hidden: [N] int64 or int32, how many of the first keys a row does not see; None hides none. The keys of a
+            sequence that all of its rows are blind to are not read, up to whole blocks of keys.
 
     Returns:
         [N, H, D] in the dtype of the query, contiguous; accumulated in float32.
@@ -237,7 +255,7 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
     Raises:
         ValueError: shapes, strides, data types or bounds that the kernel cannot take.
     """
-    _check(query, key_cache, value_cache, page_table, start, visible, work, max_kv, scale, splits, programs)
+    _check(query, key_cache, value_cache, page_table, start, visible, work, max_kv, scale, splits, programs, hidden)
     rows, heads, size = query.shape
     kv_heads = key_cache.size(2)
     out = torch.empty((rows, heads, size), dtype=query.dtype, device=query.device)
@@ -258,7 +276,7 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
         partial = torch.empty((slots, work.tile.block_m, size), dtype=torch.float32, device=query.device)
         maxima, sums = torch.empty((2, slots, work.tile.block_m), dtype=torch.float32, device=query.device)
     _attend_kernel[(min(programs, most_items * most_splits),)](
-        query, key_cache, value_cache, page_table, visible, work.tiles, work.count, out, partial, maxima, sums,
+        query, key_cache, value_cache, page_table, visible, hidden, work.tiles, work.count, out, partial, maxima, sums,
         scale * math.log2(math.e), **decide, stride_qn=query.stride(0), stride_qh=query.stride(1),
         stride_kp=key_cache.stride(0), stride_ks=key_cache.stride(1), stride_kh=key_cache.stride(2),
         stride_vp=value_cache.stride(0), stride_vs=value_cache.stride(1), stride_vh=value_cache.stride(2),

@@ -7,14 +7,14 @@ from .reference_kv_fill import kv_fill
 __all__ = ['norm_rope_fill']
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm over the last axis: float32 throughout, rounded once."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (weight.float() * wide).to(x.dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE by halves of the first values of each head: both products and their sum are rounded to the dtype of `x`."""
     cos, sin = cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None]
     turned, rest = x.split([cos.size(-1), x.size(-1) - cos.size(-1)], dim=-1)
@@ -47,7 +47,7 @@ def norm_rope_fill(qkv: Tensor, query_weight: Tensor, key_weight: Tensor, cos: T
     kv_heads, size = key_cache.shape[2:]
     heads = qkv.unflatten(1, (-1, size))
     query, key, value = heads.split([heads.size(1) - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    query = _rotate(_norm(query, query_weight, eps), cos, sin)
-    key = _rotate(_norm(key, key_weight, eps), cos, sin)
+    query = rotate(norm(query, query_weight, eps), cos, sin)
+    key = rotate(norm(key, key_weight, eps), cos, sin)
     kv_fill(key, value, key_cache, value_cache, pages, offsets)
     return query, key if return_key else None

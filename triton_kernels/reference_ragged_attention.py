@@ -13,8 +13,9 @@ _PIECE_VALUES = 2**21
 
 
 def _attend(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, limit: Tensor, max_kv: int,
-            scale: float) -> Tensor:
-    """[S, M, H, D], padded to the rows of the longest sequence; `limit` [S, M] are visible keys, 0 where no row is."""
+            scale: float, first: Tensor | None) -> Tensor:
+    """[S, M, H, D], padded to the rows of the longest sequence; `limit` [S, M] are visible keys, 0 where no row is, of
+    which the first ones, as many as `first` [S, M] says, are hidden."""
     page_size, kv_heads = key_cache.shape[1:3]
     keys_seen = limit.amax(1)
     width = min(max_kv, int(keys_seen.max()))
@@ -34,17 +35,21 @@ def _attend(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: T
     # the query heads of a group share one key head: fold them into the query axis instead of repeating the keys
     group = query.size(2) // kv_heads
     folded = query.unflatten(2, (kv_heads, group)).permute(0, 2, 1, 3, 4).flatten(2, 3).float()
-    mask = (token < limit[:, :, None]).repeat_interleave(group, 1)[:, None]
+    own = token < limit[:, :, None]
+    if first is not None:
+        own &= token >= first[:, :, None]
+    mask = own.repeat_interleave(group, 1)[:, None]
     out = F.scaled_dot_product_attention(folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask,
                                          scale=scale)
     out = out.unflatten(2, (-1, group)).permute(0, 2, 1, 3, 4).flatten(2, 3)
-    return out.masked_fill((limit <= 0)[:, :, None, None], 0).to(query.dtype)
+    return out.masked_fill(~own.any(2)[:, :, None, None], 0).to(query.dtype)
 
 
 def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, start: Tensor,
                      visible: Tensor, work: AttentionWork | None, max_kv: int, scale: float, splits: int | None = None,
-                     programs: int | None = None) -> Tensor:
-    """Attention of a ragged batch over the paged cache: a row sees the first keys of its sequence, as many as it says.
+                     programs: int | None = None, hidden: Tensor | None = None) -> Tensor:
+    """Attention of a ragged batch over the paged cache: a row sees the first keys of its sequence, as many as it says,
+    less those that its window hides.
 
     Args:
         query: [N, H, D], the rows of a sequence are contiguous; rows from start[S] on belong to no sequence.
@@ -55,6 +60,7 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
         max_kv: bound of `visible`.
         scale: factor of the scores.
         work, splits, programs: of the kernel alone: how it divides the work. Nothing here depends on them.
+        hidden: [N] integer, how many of the first keys a row does not see; None hides none.
 
     Returns:
         [N, H, D] in the dtype of the query, 0 for rows of no sequence; accumulated in float32.
@@ -71,6 +77,7 @@ def ragged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, page
         real = slot < rows[own][:, None]
         row = (start[own][:, None] + slot).masked_fill(~real, 0)
         limit = visible[row].masked_fill(~real, 0)
-        attended = _attend(query[row], key_cache, value_cache, page_table[own], limit, max_kv, scale)
+        first = None if hidden is None else hidden[row]
+        attended = _attend(query[row], key_cache, value_cache, page_table[own], limit, max_kv, scale, first)
         out[row[real]] = attended[real]
     return out

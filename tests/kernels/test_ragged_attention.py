@@ -13,20 +13,22 @@ BOUNDS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 EDGES = (-1, 0, 1, 5)
 
 
-def attend(query: Tensor, paged: Paged, rows: list[int], visible: Tensor, max_kv: int, scale: float) -> Tensor:
+def attend(query: Tensor, paged: Paged, rows: list[int], visible: Tensor, max_kv: int, scale: float,
+           hidden: Tensor | None = None) -> Tensor:
     start = torch.tensor([0, *rows]).cumsum(0)
     return reference.ragged_attention(query, paged.key_cache, paged.value_cache, paged.page_table, start, visible, None,
-                                      max_kv, scale)
+                                      max_kv, scale, hidden=hidden)
 
 
-def dense(query: Tensor, paged: Paged, rows: list[int], visible: Tensor, scale: float) -> Tensor:
+def dense(query: Tensor, paged: Paged, rows: list[int], visible: Tensor, scale: float,
+          hidden: Tensor | None = None) -> Tensor:
     """Each row over its own keys alone; 0 without any."""
     sequence = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows)).tolist()
     out = torch.zeros(query.shape, dtype=torch.float64)
     for row, s in enumerate(sequence):
-        seen = int(visible[row])
-        if seen:
-            out[row] = oracle.attention(query[row:row + 1], paged.keys[s][:seen], paged.values[s][:seen], scale)[0]
+        own = slice(0 if hidden is None else int(hidden[row]), int(visible[row]))
+        if own.start < own.stop:
+            out[row] = oracle.attention(query[row:row + 1], paged.keys[s][own], paged.values[s][own], scale)[0]
     return out
 
 
@@ -54,6 +56,22 @@ def test_attention_is_dense_attention(sequences, length, group, size, page_size,
     assert result.dtype == dtype and result.shape == query.shape and not result[sum(rows):].any()
     expected = dense(query[:sum(rows)], paged, rows, visible, size**-0.5)
     torch.testing.assert_close(result[:sum(rows)].double(), expected, rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+
+
+@pytest.mark.parametrize('window', [1, 16, 23, 200])
+def test_a_window_is_dense_attention_within_it(window):
+    """Red when: a row sees a key before its window, or not the first one in it; a row that is blind to all of its keys
+    is not 0."""
+    rows, lengths = [3, 0, 1, 7, 2], [20, 64, 1, 33, 50]
+    paged = make_paged(lengths, 16, 2, 32, torch.float32, seed=1)
+    query = torch.randn(13, 4, 32, generator=torch.Generator().manual_seed(1))
+    visible = torch.tensor(lengths).repeat_interleave(torch.tensor(rows))
+    hidden = (visible - window).clamp_min(0)
+    hidden[-1] = visible[-1]
+    result = attend(query, paged, rows, visible, 64, 0.2, hidden)
+    expected = dense(query, paged, rows, visible, 0.2, hidden)
+    torch.testing.assert_close(result.double(), expected, rtol=2e-5, atol=2e-5)
+    assert not result[-1].any()
 
 
 def test_pieces(monkeypatch):

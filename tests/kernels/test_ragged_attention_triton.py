@@ -13,10 +13,10 @@ CASES = pytest.mark.parametrize('case', checks.SMALL + checks.LARGE, ids=str)
 def test_interpreter():
     """Red when: a tile takes rows of the next sequence or mixes heads of a group, a program leaves out or repeats an
     item, a split loses or repeats a block of keys, an empty split counts in the sum, a key at or beyond a row's own end
-    is seen, a value of a slot that no row sees is multiplied, memory that nothing has written is read, strides or the
-    width of the page table are taken for granted, bits of a row depend on company or on the bound of the keys, the list
-    of tiles is not the twin's, the programs decide on another number of splits than the tiles call for, or an argument
-    that the kernels cannot take is not refused."""
+    is seen or one before its window, a value of a slot that no row sees is multiplied, memory that nothing has written
+    is read, strides or the width of the page table are taken for granted, bits of a row depend on company or on the
+    bound of the keys, the list of tiles is not the twin's, the programs decide on another number of splits than the
+    tiles call for, or an argument that the kernels cannot take is not refused."""
     run_interpreted(checks)
 
 
@@ -34,6 +34,15 @@ def test_twin(case, dtype):
 def test_company(case, dtype):
     """Red when: the bits of a row depend on the batch although the number of splits is fixed."""
     checks.check_company(case, dtype, 'cuda')
+
+
+@pytest.mark.gpu
+@DTYPES
+@CASES
+def test_window(case, dtype):
+    """Red when: a row sees a key before its window, a block of keys that some row sees is passed over, or a window of
+    everything is another attention."""
+    checks.check_window(case, dtype, 'cuda')
 
 
 @pytest.mark.gpu
