@@ -8,7 +8,7 @@ from .config import DFLASH_ON, DFlashConfig
 from .drafter import Drafter, read_drafter
 from .targets import TARGETS
 
-_LIMITS = (
+LIMITS = (
     Limit('device_type', '--device', ('cpu', ), 'there are no kernels for other devices yet'),
     Limit('quant_policy', '--quant-policy', (0, ), "the drafter's KV cache is not quantised"),
     Limit('tp', '--tp', (1, ), 'the drafter runs on one device'),
@@ -62,7 +62,7 @@ def check_options(values: Mapping[str, Any]) -> None:
     if values.get('focus'):
         raise ValueError(f'{FOCUS_ON} (focus) is on; it must be off with {DFLASH_ON} (speculative_config): a target of '
                          'DFlash is autoregressive')
-    for limit in _LIMITS:
+    for limit in LIMITS:
         limit.check(values, DFLASH_ON)
 
 

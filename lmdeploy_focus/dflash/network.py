@@ -10,15 +10,9 @@ import torch.nn.functional as F
 from lmdeploy.pytorch.models.qwen3_dflash import DFlashDraftModel, _normalize_dflash_weight_name
 from torch import Tensor
 
+from ..kernels.dispatch import kernels_for
 from .checkpoint import check_tensor, check_tensors
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [T, ..., D] by [T, D], computed in fp32, in the dtype of `x`."""
-    between = (1, ) * (x.dim() - 2)
-    cos, sin = (table.float().view(-1, *between, x.size(-1)) for table in (cos, sin))
-    first, second = x.float().chunk(2, -1)
-    return (x.float() * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+from .rows import stacked, write_slots
 
 
 class FocusDFlashDraftModel(DFlashDraftModel):
@@ -72,28 +66,21 @@ class FocusDFlashDraftModel(DFlashDraftModel):
             self.context_bias = torch.cat([projection.bias[queries:] for projection in projections])
         self.context_norm = torch.stack([layer.self_attn.k_norm.weight for layer in self.layers])
 
-    def project_context(self, features: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of context tokens, for every layer by one product and without queries.
+    def project_context(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The context of all layers by one product and without queries.
 
         Args:
             features: [T, n * target's hidden size], outputs of the target's chosen layers.
-            position_ids: [T], positions in the sequence.
 
         Returns:
-            Keys, normed and rotated, and values, each [T, L, G, D].
+            The context [T, H]; of each layer its keys, neither normed nor rotated, and its values, [T, L * 2 * G * D].
         """
         context = self.project_target_hidden(features)
-        layers, head_dim = len(self.layers), self.context_norm.size(-1)
-        projected = F.linear(context, self.context_weight, self.context_bias)
-        key, value = projected.view(len(features), layers, 2, -1, head_dim).unbind(2)
-        normed = key.float()
-        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        key = (normed * self.context_norm[:, None].float()).to(key.dtype)
-        return rotate(key, *self._rotary_pos_emb_for_context(context, position_ids)), value
+        return context, F.linear(context, self.context_weight, self.context_bias)
 
     def precompute_and_store_context_kv(self, target_hidden: Tensor, position_ids: Tensor, past_key_values: list[Any],
                                         attn_metadata: Any, max_q_seqlen: int | None = None) -> None:
-        """Write the keys and values of context tokens into the drafter's pages.
+        """Write the keys and values of context tokens into the drafter's pages, for every layer at once.
 
         Rows of rejected tokens are written as well: they lie behind what the next block sees as its context, and that
         block overwrites them.
@@ -102,12 +89,13 @@ class FocusDFlashDraftModel(DFlashDraftModel):
             target_hidden: [T, n * target's hidden size].
             position_ids: [T].
             past_key_values: of each layer keys and values, [pages, page size, G, D].
-            attn_metadata: of the step; its `write_pages` and `write_offsets`, each [T], say where a row goes.
+            attn_metadata: of the step, with its page table.
             max_q_seqlen: part of the interface.
         """
         del max_q_seqlen
-        key, value = self.project_context(target_hidden, position_ids)
-        slots = attn_metadata.write_pages, attn_metadata.write_offsets
-        for layer, (k_cache, v_cache, *_) in enumerate(past_key_values):
-            k_cache[slots] = key[:, layer].to(k_cache.dtype)
-            v_cache[slots] = value[:, layer].to(v_cache.dtype)
+        context, projected = self.project_context(target_hidden)
+        cos, sin = self._rotary_pos_emb_for_context(context, position_ids)
+        keys, values = (stacked([caches[half] for caches in past_key_values]) for half in range(2))
+        pages, offsets = write_slots(attn_metadata, position_ids, keys.size(2))
+        kernels_for(projected.device.type).context_fill(projected, self.context_norm, cos, sin, keys, values, pages,
+                                                        offsets, self.config.rms_norm_eps)

@@ -78,3 +78,10 @@ class HiddenStates:
         features = torch.cat(self._features, dim=-1)
         self._features.clear()
         return {**named, 'aux_hidden_states': features}
+
+    def get_outputs_cudagraph(self, output_buffers: dict[str, Tensor], input_ids: Tensor,
+                              **kwargs: Any) -> dict[str, Tensor]:
+        """The outputs of a graph for the T rows of `input_ids` [1, T], those of the chosen layers included."""
+        outputs = super().get_outputs_cudagraph(output_buffers, input_ids, **kwargs)  # type: ignore[misc]
+        features = output_buffers.get('aux_hidden_states')
+        return outputs if features is None else {**outputs, 'aux_hidden_states': features[:, :input_ids.size(-1)]}

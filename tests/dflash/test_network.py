@@ -67,7 +67,9 @@ def run_ours(model, features, block):
     from lmdeploy_focus.cpu.attention import CpuAttentionMetadata
     from lmdeploy_focus.cpu.scope import cpu_scope
     pages = torch.tensor([[5, 2], [1, 0], [7, 3]])
-    caches = [[torch.full((8, PAGE, 2, 16), torch.nan) for _ in 'kv'] for _ in model.layers]
+    # as the engine has them: a layer's keys and values are views of one buffer
+    pool = torch.full((len(model.layers), 2, 8, PAGE, 2, 16), torch.nan)
+    caches = [tuple(layer) for layer in pool]
 
     def metadata(q_lens, kv_lens):
         q_lens = torch.tensor(q_lens)
@@ -152,7 +154,7 @@ def test_one_product_projects_the_context_of_all_layers(checkpoints, monkeypatch
     products = []
     linear = network.F.linear
     monkeypatch.setattr(network.F, 'linear', lambda x, w, b=None: products.append(tuple(w.shape)) or linear(x, w, b))
-    model.project_context(torch.randn(9, 128), torch.arange(9))
+    model.project_context(torch.randn(9, 128))
     # fc, then keys and values of three layers with two heads of 16
     assert products == [(64, 128), (3 * 2 * 2 * 16, 64)]
 
