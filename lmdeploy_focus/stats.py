@@ -9,6 +9,7 @@ from lmdeploy.messages import ScheduleMetrics
 from lmdeploy.pytorch.messages import MessageStatus
 from lmdeploy.pytorch.strategies.ar_spec.model_agent import ARSpecExtraOutputs
 
+from .dflash.acceptance import accepted_in_step
 from .stages.view import MASKED, UNMASKED
 
 COUNTERS = {
@@ -75,14 +76,11 @@ def observe(scheduler: Any, outputs: Any, running: list[Any], decoding: bool) ->
 def _observe_verification(scheduler: Any, outputs: Any, running: list[Any]) -> None:
     """Count one step of speculative decoding."""
     total = _counters.setdefault(scheduler, Counter())
-    emitted = np.asarray(outputs.next_token_ids).reshape(len(running), -1) >= 0
-    for row, sequence in enumerate(running):
-        if sequence.status != MessageStatus.RUNNING:
-            continue
-        accepted, stop = int(emitted[row].sum()) - 1, int(outputs.stop_pos[row])
+    drafted = np.asarray(outputs.next_token_ids).size // len(running) - 1
+    for _, accepted in accepted_in_step(outputs, running):
         total['verify_steps'] += 1
-        total['drafted_tokens'] += emitted.shape[1] - 1
-        total['accepted_tokens'] += accepted if stop < 0 else min(accepted, stop + 1)
+        total['drafted_tokens'] += drafted
+        total['accepted_tokens'] += accepted
 
 
 def snapshot(scheduler: Any) -> dict[str, int]:

@@ -15,5 +15,14 @@ LMDeploy 0.18 has the mode; here are the parts of it that are wrong or missing t
 `verify`        samples every position of the target and accepts drafted tokens that were sampled too
 `agent`         the order of these in a step
 `strategy`      the state of the batch between steps
+`rows`          what rows see and where their keys go, as our kernels take it
+`attention`     the operator of target and drafter on a GPU
+`graph_runner`  their CUDA graphs
+`acceptance`    how many drafted tokens were accepted
+`engine_loop`   tells it with each output of a request
+`responses`     carries it to the responses of pipeline and server
+`usage`         writes it into the server's usage
+`metrics`       feeds LMDeploy's metrics
+`chat`          the line that `lmdeploy chat` prints
 ==============  ========================================================================================================
 """
