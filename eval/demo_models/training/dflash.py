@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from scripts.dflash_training.blocks import cut_blocks, decay, draw_anchors, visible
+
 from ..checkpoint import load_decoder, save_draft
 from ..network import Decoder, Draft, rope_table
 from ..reference_ar import decode_ar
@@ -63,11 +65,7 @@ class Drafting:
         shape, device = target.shape, settings.device
         self.cos, self.sin = rope_table(settings.length + _BLOCK_LENGTH, shape.head_size, shape.rope_theta, device)
         self.context_rope = (self.cos[None, :settings.length], self.sin[None, :settings.length])
-        # Later tokens of a block are accepted less often and count less.
-        self.decay = torch.exp(-torch.arange(_BLOCK_LENGTH - 1, device=device) / 7.0)
-        self.offsets = torch.arange(_BLOCK_LENGTH, device=device)
-        owner = torch.arange(settings.anchors, device=device).repeat_interleave(_BLOCK_LENGTH)
-        self.same_block = owner[:, None] == owner[None]
+        self.decay = decay(_BLOCK_LENGTH, device)
         self.loss = cross_entropy(settings.compile)
 
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -76,15 +74,6 @@ class Drafting:
         own = min(max(1, int(size * _OWN_ANSWERS)), self.own.count)
         return unpack(torch.cat([self.own.batch(own), self.rows.batch(size - own)]))
 
-    def anchors(self, ids: Tensor, assistant: Tensor) -> tuple[Tensor, Tensor]:
-        """Random anchors [S, anchors], answer tokens that an answer token follows, and which of them are real ones."""
-        possible = torch.roll(assistant & (ids != END_OF_TEXT), -1, 1)
-        possible[:, -1] = False
-        possible[:, 0] = False
-        possible &= assistant
-        drawn = torch.where(possible, torch.rand(possible.shape, device=ids.device), 0.0).topk(self.settings.anchors, 1)
-        return drawn.indices, drawn.values > 0
-
     def step(self) -> Tensor:
         """The loss of the next batch."""
         settings, target, length = self.settings, self.target, self.settings.length
@@ -92,22 +81,16 @@ class Drafting:
         with torch.no_grad():
             _, features = target.trunk(ids, *self.context_rope, 'causal', dtype=settings.dtype,
                                        collect=self.draft.target_layers)
-        anchors, real = self.anchors(ids, assistant)
-        positions = anchors[..., None] + self.offsets
-        inside = positions.clamp_max(length - 1).flatten(1)
-        tokens = ids.gather(1, inside).view(positions.shape)
-        counted = assistant.gather(1, inside).view(positions.shape) & (tokens != END_OF_TEXT) & (positions < length)
-        counted = counted[..., 1:].long().cumprod(-1) * real[..., None]
-        block = torch.full_like(tokens, MASK)
-        block[..., 0] = tokens[..., 0]
-        before = torch.arange(length, device=ids.device) < anchors.repeat_interleave(_BLOCK_LENGTH, 1)[..., None]
-        mask = torch.cat([before, self.same_block[None].expand(len(ids), -1, -1)], -1)[:, None]
-        x = target.embed(block.flatten(1), settings.dtype)
-        flat = positions.flatten(1)
-        hidden = self.draft(x, features, (self.cos[flat], self.sin[flat]), self.context_rope, mask)
-        hidden = hidden.view(*positions.shape, -1)[:, :, 1:]
-        weight = counted * self.decay
-        loss = self.loss(hidden.contiguous(), target.embed_tokens.weight, tokens[..., 1:].contiguous())
+        answer = assistant & (ids != END_OF_TEXT)
+        anchors, real = draw_anchors(answer, settings.anchors)
+        blocks = cut_blocks(ids, answer, anchors, real, _BLOCK_LENGTH, MASK)
+        x = target.embed(blocks.ids.flatten(1), settings.dtype)
+        flat = blocks.positions.flatten(1)
+        hidden = self.draft(x, features, (self.cos[flat], self.sin[flat]), self.context_rope,
+                            visible(anchors, length, _BLOCK_LENGTH))
+        hidden = hidden.view(*blocks.positions.shape, -1)[:, :, 1:]
+        weight = blocks.counted * self.decay
+        loss = self.loss(hidden.contiguous(), target.embed_tokens.weight, blocks.labels.contiguous())
         return (loss * weight).sum() / weight.sum().clamp_min(1.0)
 
 
