@@ -141,13 +141,10 @@ def figures(run: Run, batch: int) -> dict[str, float | None]:
     `tokens_per_s` counts tokens when their block is handed out, `decoded_per_s` when a step decodes them, those of a
     last block that lie beyond the answer's length too.
     """
-    whole, steady = run.at['end'], _difference(run.at.get('no_more', {}), run.at.get('steady', {}))
-    window = run.no_more - run.steady if steady and run.no_more > run.steady else None
+    counted, window = counts(run)
     tokens = sum(count for _, count in run.events)
     inside = sum(count for at, count in run.events if run.steady < at <= run.no_more)
     per_token = sorted((seconds / count, count) for seconds, count in run.gaps)
-    total = _difference(whole, run.at['start'])
-    counted = steady if window else total
     result: dict[str, float | None] = {
         'batch': batch, 'requests': len(run.first), 'tokens': tokens, 'seconds': run.end - run.start,
         'tokens_per_s_whole': tokens / (run.end - run.start),
@@ -166,6 +163,14 @@ def figures(run: Run, batch: int) -> dict[str, float | None]:
         'joules_per_token': counted['joules'] / inside if window and inside and 'joules' in counted else None,
     }
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
+
+
+def counts(run: Run) -> tuple[dict[str, float], float | None]:
+    """What the counters gained in steady state, and its seconds; or in the whole run, and None, where that is empty."""
+    steady = _difference(run.at.get('no_more', {}), run.at.get('steady', {}))
+    if steady and run.no_more > run.steady:
+        return steady, run.no_more - run.steady
+    return _difference(run.at['end'], run.at['start']), None
 
 
 def _difference(later: dict[str, float], earlier: dict[str, float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -84,10 +84,15 @@ class Counted:
 
 
 def work(job: Job, pipe: Connection) -> None:
-    """Run a job and send a dict for each measured run; the process ends here, as an engine leaves threads behind."""
+    """Run a job and send a dict for each measured run; the process ends here."""
+    alone(_work(job, pipe), pipe)
+
+
+def alone(measuring: Coroutine[Any, Any, None], pipe: Connection) -> None:
+    """Run what measures to its end, and then end the process, as an engine leaves threads behind."""
     logging.disable(logging.WARNING)
     try:
-        asyncio.run(_work(job, pipe))
+        asyncio.run(measuring)
         pipe.close()
     except BaseException:
         import traceback
@@ -125,11 +130,11 @@ async def _work(job: Job, pipe: Connection) -> None:
             if stop.requests is None and stop.seconds is None:
                 stop = Stop(max(1, round(job.requests_per_stream * batch)), None)
             run = await loop(batch, _requests(job, repeat + 1, job.max_new), stop)()
-            pipe.send({'engine': job.engine, 'repeat': repeat, **figures(run, batch), 'gpu_gib': _gpu_gib(job)})
+            pipe.send({'engine': job.engine, 'repeat': repeat, **figures(run, batch), 'gpu_gib': gpu_gib(job.device)})
         for repeat in range(job.repeats if job.sampled else 0):
             run = await loop(batch, _requests(job, repeat + 1, job.max_new), stop, sampled=True)()
             pipe.send({'engine': f'{job.engine} sampled', 'repeat': repeat, **figures(run, batch),
-                       'gpu_gib': _gpu_gib(job)})
+                       'gpu_gib': gpu_gib(job.device)})
         if job.profile is not None:
             profile = Profile(counted, PROFILED_STEPS, job.device)
             # no stream ends while it lasts: decode steps alone
@@ -140,9 +145,9 @@ async def _work(job: Job, pipe: Connection) -> None:
             profile.write(job.profile / f'{job.engine}-{batch}.json')
 
 
-def _gpu_gib(job: Job) -> float | None:
+def gpu_gib(device: str) -> float | None:
     """Memory of the GPU in use, by all of it."""
-    if job.device != 'cuda':
+    if device != 'cuda':
         return None
     free, total = torch.cuda.mem_get_info()
     return round((total - free) / 2**30, 2)

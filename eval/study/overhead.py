@@ -25,7 +25,8 @@ STAGES = {
     'prefill': r'_flash_prefill|^_fill_kv_cache|^_flatten_kv_cache|^apply_rotary_pos_emb|^_fwd_grouped_split',
     # a product that is split over programs clears its counters
     'matrix products': r'^Memset|nvjet|gemm|gemv|splitKreduce|cutlass|cublas|fused_moe|^_gmm',
-    'norms and activations': r'^_norm_rope_fill_kernel|rms_norm|silu_and_mul|^triton_poi_fused_.*(cos|sin)',
+    'norms and activations': r'^_norm_rope_fill_kernel|^_context_fill_kernel|rms_norm|'
+                             r'silu_and_mul|^triton_poi_fused_.*(cos|sin)',
     'communication': r'nccl|all_?reduce|all_?gather',
     'other': r''}
 # what a step without FOCUS would not have; settle, head and the rest every decode of blocks needs in some form

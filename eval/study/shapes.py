@@ -1,7 +1,9 @@
 """Checkpoints of published shapes with random weights, and with the demo models' tokenizer; no remote code."""
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -57,12 +59,17 @@ def write(name: str, folder: Path, length: int, device: str) -> None:
         length: block length of its config.
         device: where the weights are drawn.
     """
-    shape, target = SHAPES[name], place(name, folder, length)
+    shape = SHAPES[name]
+    fill(place(name, folder, length), shape.tensors(Draw(device)), shape.config(length))
+
+
+def fill(target: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, Any]) -> None:
+    """Write a folder with these weights, this config.json and the demo models' tokenizer."""
     target.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
     part: dict[str, Tensor] = {}
     size = 0
-    for tensor_name, tensor in shape.tensors(Draw(device)):
+    for tensor_name, tensor in tensors:
         part[tensor_name] = tensor
         size += tensor.nbytes
         if size > FILE_BYTES:
@@ -74,7 +81,7 @@ def write(name: str, folder: Path, length: int, device: str) -> None:
     for file in ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja'):
         shutil.copy(TOKENIZER / file, target)
     # last: its presence says that the checkpoint is complete
-    (target / 'config.json').write_text(json.dumps(shape.config(length), indent=1))
+    (target / 'config.json').write_text(json.dumps(config, indent=1))
 
 
 def _flush(part: dict[str, Tensor], target: Path, weight_map: dict[str, str]) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .history import expand, penalise, seen_at_start, seen_by_rows
 from .proposer import DFlashProposer
+from .replay import Replay
+from .replay import current as current_replay
 from .strategy import DFlashExtraInputs
 from .targets import DFlashBuildContext
 from .verify import accept
@@ -22,10 +24,13 @@ class DFlashSpecModelAgent(SpecModelAgent):
     the prompt's last, after a prefill; V vocabulary.
     """
 
+    _replay: Replay | None = None  # of the throughput study alone
+
     def __init__(self, specdecode_config: Any, *args: Any, device: str = 'cuda', **kwargs: Any) -> None:
         super().__init__(specdecode_config, *args, device=device, **kwargs)
         self.proposer = DFlashProposer(specdecode_config, device=device)
         self.proposer.guided_helper = self.guided_helper
+        self._replay = current_replay()
 
     def build_model_context(self) -> DFlashBuildContext:
         """What the models are built for."""
@@ -59,7 +64,7 @@ class DFlashSpecModelAgent(SpecModelAgent):
         if drafted is None:
             emitted, rejected, last = sampled, none_rejected, sampled[:, 0]
         else:
-            emitted, rejected, last = accept(sampled, drafted)
+            emitted, rejected, last = accept(sampled, drafted, self._replay)
         await self._advance_grammars(sampling_inputs, emitted, rejected, last)
         if seen is not None:
             seen = seen | seen_at_start(emitted, seen.size(1))
