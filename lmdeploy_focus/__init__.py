@@ -8,14 +8,15 @@ if TYPE_CHECKING:
     from .activation import activate
     from .config import FocusEngineConfig
     from .dflash.config import DFlashConfig
+    from .request import FocusGenerationConfig
     from .stats import run_stats
 
 __version__ = '0.1.0'
 
-__all__ = ['DFlashConfig', 'FocusEngineConfig', '__version__', 'activate', 'run_stats']
+__all__ = ['DFlashConfig', 'FocusEngineConfig', 'FocusGenerationConfig', '__version__', 'activate', 'run_stats']
 
-_MODULE_OF = {'DFlashConfig': 'dflash.config', 'FocusEngineConfig': 'config', 'activate': 'activation',
-              'run_stats': 'stats'}
+_MODULE_OF = {'DFlashConfig': 'dflash.config', 'FocusEngineConfig': 'config',
+              'FocusGenerationConfig': 'request', 'activate': 'activation', 'run_stats': 'stats'}
 
 
 def __getattr__(name: str) -> object:

@@ -24,16 +24,46 @@ def _check_request(original: Callable[..., Any]) -> Callable[..., Any]:
     def determine_gen_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         gen_config = original(self, *args, **kwargs)
         from lmdeploy_focus.config import FocusEngineConfig
-        if isinstance(self.backend_config, FocusEngineConfig) and self.backend_config.focus:
+        from lmdeploy_focus.dflash.config import DFlashConfig
+        ours, dflash = (isinstance(self.backend_config, FocusEngineConfig),
+                        isinstance(self.speculative_config, DFlashConfig))
+        if ours or dflash:
+            from lmdeploy_focus.request import with_knobs
+            gen_config = with_knobs(gen_config, self.backend_config)
+        if ours and self.backend_config.focus:
             from lmdeploy_focus.request import refuse_unsupported
             refuse_unsupported(gen_config)
-        from lmdeploy_focus.dflash.config import DFlashConfig
-        if isinstance(self.speculative_config, DFlashConfig):
+        if dflash:
             from lmdeploy_focus.request import refuse_unsupported_with_dflash
             refuse_unsupported_with_dflash(gen_config)
         return gen_config
 
     return determine_gen_config
+
+
+def _read_body(original: Callable[..., Any]) -> Callable[..., Any]:
+    from fastapi import Request
+
+    # FastAPI awaits it in the context that the endpoint then runs in; it would give a plain function a thread's own
+    async def validate_json_request(raw_request: Request) -> None:
+        original(raw_request)
+        from lmdeploy_focus.request import read_knobs
+        await read_knobs(raw_request)
+
+    return validate_json_request
+
+
+def _keep_knobs(original: Callable[..., Any]) -> Callable[..., Any]:
+
+    def from_gen_config(cls: type, gen_config: Any) -> Any:
+        param = original(cls, gen_config)
+        from lmdeploy_focus.request import FocusGenerationConfig
+        if isinstance(gen_config, FocusGenerationConfig):
+            from lmdeploy_focus.engine.knobs import FocusSamplingParam
+            return FocusSamplingParam.of(param, gen_config)
+        return param
+
+    return from_gen_config
 
 
 def _count(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,6 +121,20 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
     return start_mp_proc
 
 
+def _body(endpoint: str, module: str, sources: dict[str, str]) -> Patch:
+    return Patch(
+        name=f'body of {endpoint}',
+        target=f'{module}:validate_json_request',
+        why="the endpoint's request model drops the fields that it does not know",
+        how="notes the body's focus_alpha and confidence_threshold, which the row 'requests' looks up",
+        remove_when='LMDeploy hands the fields of a body that it does not know on to the engine',
+        written_for={'lmdeploy.serve.utils.server_utils:validate_json_request':
+                     'sha256:d256d687fd151798ce88ee6a4cf59a21cbcd2bb20927b1cbf4f61df6a592818f', **sources},
+        make=_read_body,
+        group='engine',
+    )
+
+
 ROWS: tuple[Patch, ...] = (
     Patch(
         name='engine',
@@ -113,7 +157,8 @@ ROWS: tuple[Patch, ...] = (
         name='requests',
         target='lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config',
         why='nothing asks the engine whether it can serve a request before it is queued',
-        how='refuses what focus or DFlash cannot answer rightly, as an error of the request',
+        how='refuses what focus or DFlash cannot answer rightly, as an error of the request; adds what its body asks '
+            'of focus',
         remove_when='LMDeploy lets an engine refuse a generation config',
         written_for={
             'lmdeploy.serve.core.async_engine:AsyncEngine._determine_gen_config':
@@ -122,6 +167,37 @@ ROWS: tuple[Patch, ...] = (
                 'sha256:d588f51ecea78152f13cd84cd155f45ae1d8fb5a328398cba8b9d30d089fc11c',
         },
         make=_check_request,
+        group='engine',
+    ),
+    _body('chats', 'lmdeploy.serve.openai.chat_completions.serving', {
+        'lmdeploy.serve.openai.chat_completions.serving:register':
+            'sha256:5003b2e3b22686be2b7db2b27d35a0a5c3d9e0c05e0218c4acc460d114d487bc',
+        'lmdeploy.serve.openai.chat_completions.fanout:_invoke_choices':
+            'sha256:e91118c141559c53baf4cda7cedc48430d4e0ce77385b66a32cab08e79d5ad3b',
+        'lmdeploy.serve.core.chat_runner:ChatRunner.prepare':
+            'sha256:c831a9bb1b431915e7b75e788e9f817be1dd9fb55cae161fb35ce83ef47eb329',
+    }),
+    _body('completions', 'lmdeploy.serve.openai.endpoints.completions', {
+        'lmdeploy.serve.openai.endpoints.completions:register':
+            'sha256:11829ad35e734cafa48d2b741a9eb5906d164dec2ccca335ea819a1d70eb369d',
+    }),
+    Patch(
+        name='parameters of a sequence',
+        target='lmdeploy.pytorch.messages:SamplingParam.from_gen_config',
+        why='a sequence keeps only what LMDeploy picks from its generation config',
+        how='FocusSamplingParam where the generation config is a FocusGenerationConfig',
+        remove_when='LMDeploy lets a generation config make the parameters',
+        written_for={
+            'lmdeploy.pytorch.messages:SamplingParam':
+                'sha256:deecf4c5da6fc8ae5df8d82b942d5bf75f9cec72f15e869f4fe555224e7f11b2',
+            'lmdeploy.messages:GenerationConfig':
+                'sha256:9d409a119cacfbce78f70bb29eb0417a7a94f6956cdc6a131ed54e21e4698f6c',
+            'lmdeploy.pytorch.engine.engine_instance:EngineInstance.async_stream_infer':
+                'sha256:f5074484de05b9f0b09c721764e32c74612f6cc622a2d149cafff33cbda9d14a',
+            'lmdeploy.pytorch.engine.engine:Engine._add_message':
+                'sha256:144bcff87da700dcb513c8f5a369e2e922dc5e4215f6422700fa917094fd1ffe',
+        },
+        make=_keep_knobs,
         group='engine',
     ),
     Patch(

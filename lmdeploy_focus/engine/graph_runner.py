@@ -195,8 +195,7 @@ class GraphRunner(StepRunner):
         dense = self._round(self._pacer.predict(count, False))
         mode = self._policy.choose(self.costs.of(rows), self.costs.of(dense))
         if mode is not self._mode or (self._joined and mode is not self._policy.first):
-            self.state.columns.alpha.fill_(mode.alpha)
-            self.state.columns.threshold.fill_(mode.threshold)
+            self.state.decide_by(mode.alpha, mode.threshold)
         self._mode, self._joined = mode, False
         return rows if mode.evicting else dense
 

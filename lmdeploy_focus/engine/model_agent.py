@@ -37,8 +37,7 @@ class FocusModelAgent(BaseModelAgent):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = self.misc_config.dllm_config
-        self.policy = Policy(options.focus.policy, options.focus.alpha, options.confidence_threshold,
-                             options.focus.keep is not None)
+        self.policy = Policy(options.focus.policy, options.focus.keep is not None)
         self._runner: StepRunner | None = None
         self._samplers: Samplers | None = None
         self._stop_words: Tensor | None = None

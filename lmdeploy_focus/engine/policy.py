@@ -16,10 +16,19 @@ EVERYTHING = 64.0
 
 @dataclass(frozen=True)
 class Mode:
-    """What a step does: alpha and threshold of all its sequences."""
+    """What a step does, and what its sequences decide by.
+
+    evicting: whether rows may go.
+    alpha: of all its sequences; None is each one's own.
+    threshold: each sequence's own where that is higher, else this.
+    """
     evicting: bool
-    alpha: float
+    alpha: float | None
     threshold: float
+
+
+# Dense steps that 'auto' puts between evicting ones.
+_DENSE = Mode(False, EVERYTHING, DENSE_THRESHOLD)
 
 
 class Policy:
@@ -31,21 +40,19 @@ class Policy:
 
     Args:
         option: 'auto', 'always' or 'never'.
-        alpha, threshold: of evicting steps, and with 'never' of all.
         fixed: whether the budget is a fixed number.
     """
 
-    def __init__(self, option: str, alpha: float, threshold: float, fixed: bool) -> None:
+    def __init__(self, option: str, fixed: bool) -> None:
         if option not in ('auto', 'always', 'never'):
             raise ValueError(f'focus_policy={option!r} is not one of auto, always, never')
-        self.first = Mode(option != 'never', alpha, threshold)
+        self.first = Mode(option != 'never', None, 0.0)
         self.adaptive = option == 'auto' and not fixed
-        self._dense = Mode(False, EVERYTHING, max(threshold, DENSE_THRESHOLD))
 
     def choose(self, evicting_ms: float, dense_ms: float) -> Mode:
         """The mode of a step that would take so long in either."""
         pays = self.adaptive and math.isfinite(dense_ms) and dense_ms <= GAIN * evicting_ms
-        return self._dense if pays else self.first
+        return _DENSE if pays else self.first
 
 
 class Costs:

@@ -22,8 +22,16 @@ class FocusExtraInputs(DLLMExtraInputs):
     Attributes:
         dllm_mask: [S * L] uint8.
         output_start: [S] int64, text position of the first generated token.
+        alpha, threshold: [S] float64, each sequence's own.
     """
     output_start: Tensor
+    alpha: Tensor
+    threshold: Tensor
+
+    def with_mask(self, dllm_mask: Tensor) -> 'FocusExtraInputs':
+        """The same with another mask."""
+        return FocusExtraInputs(dllm_mask=dllm_mask, output_start=self.output_start, alpha=self.alpha,
+                                threshold=self.threshold)
 
 
 @dataclass
@@ -31,12 +39,9 @@ class FocusStepInputs(DLLMStepInputs):
     """Appends, reindexes and shows the sequences of a FocusState; the step itself advances them.
 
     Attributes:
-        alpha, threshold: of new sequences.
         state: of the running sequences, None before the first.
         joined: sequences that came since the last decode step.
     """
-    alpha: float = 1.0
-    threshold: float = 1.0
     state: FocusState | None = None
     joined: int = 0
 
@@ -64,7 +69,7 @@ class FocusStepInputs(DLLMStepInputs):
         rows = first_rows(ids.masked_fill(cached[:, None], self._dllm_mask_token), (mask == MASKED) | cached[:, None],
                           inputs.history_lengths + inputs.seq_length - length * ~cached,
                           stopping_criteria.num_appendable_ids, extra_inputs.output_start,
-                          sampling_delta.random_offsets + 1, self.alpha, self.threshold)
+                          sampling_delta.random_offsets + 1, extra_inputs.alpha, extra_inputs.threshold)
         self.state.append(rows)
         self.joined += rows.size(0)
 

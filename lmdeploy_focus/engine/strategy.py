@@ -10,6 +10,7 @@ from torch import Tensor
 from ..config import FocusDLLMConfig
 from ..stages.step_options import StepOptions
 from ..stages.view import CACHED, UNMASKED
+from .knobs import own_knobs
 from .row_invariant import SPLITS
 from .sampling import FocusSamplingStrategy
 from .sequence import FocusSequenceStrategy
@@ -38,9 +39,7 @@ class FocusStrategyFactory(DLLMStrategyFactory):
 
     def build_step_inputs(self) -> FocusStepInputs:
         """The decode state of the batch."""
-        assert self.dllm_config.focus is not None
-        return FocusStepInputs(_block_size=self.dllm_block_length, _dllm_mask_token=self.model_config.dllm_mask_token,
-                               alpha=self.dllm_config.focus.alpha, threshold=self.dllm_config.confidence_threshold)
+        return FocusStepInputs(_block_size=self.dllm_block_length, _dllm_mask_token=self.model_config.dllm_mask_token)
 
 
 class FocusModelAgentStrategy(DLLMModelAgentStrategy):
@@ -71,8 +70,7 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
         """The extra inputs of the prompts' last blocks; a decode step has none."""
         if extra_inputs is None:
             return None
-        return FocusExtraInputs(dllm_mask=self.slice_outputs(extra_inputs.dllm_mask, model_inputs.seq_length),
-                                output_start=extra_inputs.output_start)
+        return extra_inputs.with_mask(self.slice_outputs(extra_inputs.dllm_mask, model_inputs.seq_length))
 
     def make_stopping_criteria(self, seqs: list[Any]) -> FocusStoppingCriteria:
         """Stops of newly prefilled sequences."""
@@ -80,10 +78,13 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
         return FocusStoppingCriteria(criteria.num_appendable_ids, criteria.output_start_pos)
 
     def make_extra_inputs(self, seqs: list[Any], model_inputs: ModelInputs) -> FocusExtraInputs:
-        """Extra inputs of a prefill."""
+        """Extra inputs of a prefill, also of one after a preemption: a sequence brings its own knobs along again."""
         extra_inputs = super().make_extra_inputs(seqs, model_inputs)
+        alpha, threshold = own_knobs([seq.sampling_param for seq in seqs], self.params.alpha,
+                                     self.dllm_config.confidence_threshold)
         return FocusExtraInputs(dllm_mask=extra_inputs.dllm_mask,
-                                output_start=torch.tensor([seq.output_start_pos for seq in seqs]))
+                                output_start=torch.tensor([seq.output_start_pos for seq in seqs]),
+                                alpha=alpha, threshold=threshold)
 
     def make_extra_outputs(self, extra_inputs: FocusExtraInputs) -> FocusExtraOutputs:
         """What the host is told after a prefill beside tokens and stops."""
@@ -99,4 +100,4 @@ class FocusModelAgentStrategy(DLLMModelAgentStrategy):
         mask = extra_inputs.dllm_mask.view(-1, self.block_size)
         full = (mask == UNMASKED).all(1, keepdim=True)
         mask = mask.masked_fill(full, CACHED).flatten()
-        return ids, FocusExtraInputs(dllm_mask=mask, output_start=extra_inputs.output_start)
+        return ids, extra_inputs.with_mask(mask)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ..kernels.layout import FIELDS, pack_bits, state_columns, state_width, unpack_bits
+from ..kernels.layout import FIELDS, FLOATS, pack_bits, state_columns, state_width, unpack_bits
 
 __all__ = ['FocusState', 'first_rows', 'pack_bits', 'unpack_bits']
 
@@ -31,11 +31,17 @@ class FocusState:
         alive: 1 while the sequence runs; others enter no row.
         alpha: float64, factor of the budget.
         threshold: float64, confidence from which on a token is decided.
+
+    Attributes:
+        own: [S, 2] float64, alpha and threshold that each sequence came with. The columns above are those of the next
+            step, which a mode may write over (:meth:`decide_by`). Kept beside the table and not in it: no kernel reads
+            them, and a row of state stays what the kernels stride over.
     """
 
     def __init__(self, sequences: int, length: int, device: torch.device | str) -> None:
         self.length, self.count = length, 0
         self.table = torch.zeros((sequences, state_width(length)), dtype=torch.int64, device=device)
+        self.own = torch.zeros((sequences, len(FLOATS)), dtype=torch.float64, device=device)
 
     @property
     def columns(self) -> SimpleNamespace:
@@ -43,25 +49,44 @@ class FocusState:
         return state_columns(self.table[:self.count], self.length)
 
     def append(self, rows: Tensor) -> None:
-        """Add sequences, of :func:`first_rows`."""
+        """Add sequences, of :func:`first_rows`; the alpha and threshold there are their own."""
         end = self.count + rows.size(0)
         self.table[self.count:end] = rows
+        columns = state_columns(rows, self.length)
+        torch.stack([getattr(columns, name) for name in FLOATS], 1, out=self.own[self.count:end])
         self.count = end
 
     def clear(self) -> None:
         """Drop all sequences."""
         self.table.zero_()
+        self.own.zero_()
         self.count = 0
 
     def take(self, indices: Tensor) -> None:
         """Keep the sequences `indices` [S'], in that order."""
         alive, before, self.count = FIELDS.index('alive') + 2 * self.length, self.count, indices.size(0)
         self.table[:self.count] = self.table[indices]
+        self.own[:self.count] = self.own[indices]
         self.table[self.count:before, alive] = 0
+
+    def decide_by(self, alpha: float | None, threshold: float) -> None:
+        """What the running sequences decide by from the next step on; those that are appended later, by their own.
+
+        Args:
+            alpha: of all; None is each one's own.
+            threshold: each one's own where that is higher, else this.
+        """
+        columns = self.columns
+        own = dict(zip(FLOATS, self.own[:self.count].unbind(1), strict=True))
+        if alpha is None:
+            columns.alpha.copy_(own['alpha'])
+        else:
+            columns.alpha.fill_(alpha)
+        columns.threshold.copy_(own['threshold'].clamp_min(threshold))
 
 
 def first_rows(ids: Tensor, masked: Tensor, history: Tensor, appendable: Tensor, output_start: Tensor,
-               random_offset: Tensor, alpha: float, threshold: float) -> Tensor:
+               random_offset: Tensor, alpha: float | Tensor, threshold: float | Tensor) -> Tensor:
     """Rows of a state table, [S, state_width(L)] int64, for sequences at the start of a block.
 
     Nothing of the block counts as having been through the layers, also where prefill has run it: its KV of masked
@@ -71,7 +96,7 @@ def first_rows(ids: Tensor, masked: Tensor, history: Tensor, appendable: Tensor,
         ids: [S, L] int64.
         masked: [S, L] bool, positions that wait for their token.
         history, appendable, output_start, random_offset: [S] int64.
-        alpha, threshold: see :class:`FocusState`.
+        alpha, threshold: see :class:`FocusState`; [S] float64, or one number for all.
     """
     sequences, length = ids.shape
     rows = torch.zeros((sequences, state_width(length)), dtype=torch.int64, device=ids.device)
@@ -83,5 +108,5 @@ def first_rows(ids: Tensor, masked: Tensor, history: Tensor, appendable: Tensor,
     columns.output_start.copy_(output_start)
     columns.random_offset.copy_(random_offset)
     for name, value in {'uncached': -1, 'progress': -1, 'alive': 1, 'alpha': alpha, 'threshold': threshold}.items():
-        getattr(columns, name).fill_(value)
+        getattr(columns, name)[:] = value
     return rows

@@ -4,11 +4,15 @@ import math
 import pytest
 import torch
 
+from lmdeploy_focus import FocusGenerationConfig
 from lmdeploy_focus.engine.graph_runner import GraphRunner
 from lmdeploy_focus.engine.model_agent import FocusModelAgent
 from lmdeploy_focus.engine.policy import DENSE_THRESHOLD, GAIN, Costs, Policy
+from lmdeploy_focus.stages import step
+from lmdeploy_focus.stages.state import FocusState
 
 BUCKETS = [8, 16, 32]
+DENSE = Policy('auto', False).choose(1.0, 1.0)
 
 
 def test_what_a_step_costs():
@@ -23,21 +27,20 @@ def test_what_a_step_costs():
                                                      ('always', False, True), ('never', False, False)])
 def test_modes(option, fixed, expected):
     """Red when an option that leaves no choice chooses, or the choice ignores the tokens that a dense step brings."""
-    policy = Policy(option, 1.5, 0.8, fixed)
+    policy = Policy(option, fixed)
     cheap, dear = policy.choose(10.0, 10.0 * GAIN), policy.choose(10.0, 10.1 * GAIN)
     assert cheap.evicting is expected
     assert dear is policy.first and dear.evicting is (option != 'never')
     assert policy.choose(10.0, math.inf) is policy.choose(math.inf, math.inf) is policy.first
     if option == 'auto' and not fixed:
         assert (cheap.alpha, cheap.threshold) == (64.0, DENSE_THRESHOLD)
-        assert Policy(option, 1.5, 0.95, fixed).choose(1.0, 1.0).threshold == 0.95
     else:
-        assert (cheap.alpha, cheap.threshold) == (1.5, 0.8)
+        assert (cheap.alpha, cheap.threshold) == (None, 0.0)
 
 
 def test_an_unknown_option():
     with pytest.raises(ValueError, match='sometimes'):
-        Policy('sometimes', 1.5, 0.8, False)
+        Policy('sometimes', False)
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def test_dense_steps_are_the_delayed_cache(pipelines, decode, demo_items, chosen
     prompts = [item.prompt for item in demo_items[:24]]  # more than a batch: sequences come and go
     options = {'dtype': 'float32', 'max_batch_size': 16}
     auto = pipelines(**options)
-    runner = chosen(auto, Policy('auto', 1.5, 0.8, False))
+    runner = chosen(auto, Policy('auto', False))
     runner.costs = costs(runner, kept=False)
     answers, counted = spent(auto, lambda: decode(auto, prompts))
     never = pipelines(focus_policy='never', dllm_confidence_threshold=DENSE_THRESHOLD, **options)
@@ -106,13 +109,13 @@ def test_modes_change_amid_blocks(pipelines, decode, demo_items, chosen, monkeyp
     prompts = [item.prompt for item in demo_items[:24]]
     auto = pipelines(dtype='float32', max_batch_size=16)
     expected = decode(auto, prompts)
-    policy = Policy('auto', 1.5, 0.8, False)
+    policy = Policy('auto', False)
     runner = chosen(auto, policy)
     runner.costs = costs(runner, kept=False)
     calls = []
 
     def every_third(evicting_ms, dense_ms):
-        calls.append(policy._dense if len(calls) % 3 == 2 else policy.first)
+        calls.append(DENSE if len(calls) % 3 == 2 else policy.first)
         return calls[-1]
 
     monkeypatch.setattr(policy, 'choose', every_third)
@@ -123,6 +126,72 @@ def test_modes_change_amid_blocks(pipelines, decode, demo_items, chosen, monkeyp
     monkeypatch.undo()
     runner.costs = Costs([], torch.zeros(3, 0))
     assert decode(auto, prompts) == expected
+
+
+@pytest.mark.slow
+def test_dense_steps_ask_for_no_less_than_a_request(pipelines, decode, demo_items, chosen):
+    """Requests with thresholds above and below the dense one in one batch, token for token what engines with these
+    thresholds do. Red when a dense step gives up a higher threshold, keeps a lower one, or heeds a request's alpha."""
+    prompts = [item.prompt for item in demo_items[:12]]
+    auto = pipelines(dtype='float32', max_batch_size=16)
+    runner = chosen(auto, Policy('auto', False))
+    runner.costs = costs(runner, kept=False)
+    configs = [FocusGenerationConfig(max_new_tokens=40, do_sample=False, focus_alpha=alpha, confidence_threshold=own)
+               for alpha, own in [(None, .97), (1.0, .6)] * 6]
+    answers = [list(answer.token_ids) for answer in auto(prompts, gen_config=configs)]
+    for index, threshold in enumerate((.97, DENSE_THRESHOLD)):
+        never = pipelines(dtype='float32', max_batch_size=16, focus_policy='never', dllm_confidence_threshold=threshold)
+        assert answers[index::2] == decode(never, prompts[index::2], max_new_tokens=40)
+
+
+def test_a_change_of_mode_keeps_own_values(pipelines, demo_items, chosen, monkeypatch):
+    """Every third step is dense, with knobs of their own in every request: what each row decides by in each step.
+
+    Red when a switch back gives a sequence the engine's values or another's, a dense step decides by less than a
+    request asked for, or one that joins amid dense steps decides by its own.
+    """
+    auto = pipelines(dtype='float32', max_batch_size=8)
+    policy = Policy('auto', False)
+    runner = chosen(auto, policy)
+    runner.costs = costs(runner, kept=False)
+    calls, seen = [], []
+
+    def every_third(evicting_ms, dense_ms):
+        calls.append(DENSE if len(calls) % 3 == 2 else policy.first)
+        return calls[-1]
+
+    def enter(*args, _original=step.enter):
+        columns = runner.state.columns
+        seen.append((runner.dense, [row for alive, *row in zip(
+            columns.alive.tolist(), columns.alpha.tolist(), columns.threshold.tolist(),
+            *runner.state.own[:runner.state.count].T.tolist(), strict=True) if alive]))
+        _original(*args)
+
+    monkeypatch.setattr(policy, 'choose', every_third)
+    monkeypatch.setattr(step, 'enter', enter)
+    knobs = [(1 + i / 8, .75 + i / 64) for i in range(13)]  # more than a batch: sequences come and go
+    auto([item.prompt for item in demo_items[:13]],
+         gen_config=[FocusGenerationConfig(max_new_tokens=40, do_sample=False, focus_alpha=alpha,
+                                           confidence_threshold=threshold) for alpha, threshold in knobs])
+    assert {(alpha, threshold) for _, rows in seen for *_, alpha, threshold in rows} == set(knobs)
+    for dense, rows in seen:
+        for alpha, threshold, own_alpha, own_threshold in rows:
+            expected = (64.0, max(.9, own_threshold)) if dense else (own_alpha, own_threshold)
+            assert (alpha, threshold) == expected
+    after_dense = [rows for (before, _), (now, rows) in zip(seen, seen[1:], strict=False) if before and not now]
+    assert len(after_dense) > 5 and {row[2] for rows in after_dense for row in rows} == {alpha for alpha, _ in knobs}
+
+
+def test_writing_a_mode_is_not_of_every_step(pipelines, decode, demo_items, chosen, monkeypatch):
+    """Red when a steady decode step writes what its sequences decide by."""
+    auto = pipelines(dtype='float32', max_batch_size=8)
+    runner = chosen(auto, Policy('auto', False))
+    runner.costs = costs(runner, kept=False)
+    written = []
+    original = FocusState.decide_by
+    monkeypatch.setattr(FocusState, 'decide_by', lambda *args: written.append(args) or original(*args))
+    _, counted = spent(auto, lambda: decode(auto, [item.prompt for item in demo_items[:2]]))
+    assert 1 <= len(written) <= 2 < counted['dense_steps'] / 4  # the prompts may be prefilled one by one
 
 
 def test_an_engine_asks_its_policy(pipelines):

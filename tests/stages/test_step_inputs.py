@@ -17,6 +17,7 @@ from ..kernels.block_life import Life, Rules
 from ..kernels.settle_checks import MASK_TOKEN
 from . import blocks
 
+THRESHOLDS = .5, .75, .875  # exact in float32 too, which confidences are
 SEEDS = st.integers(0, 2**32 - 1)
 MOST = 9
 
@@ -27,8 +28,7 @@ class Batch(RuleBasedStateMachine):
     @initialize(length=st.sampled_from((4, 16, 32)))
     def start(self, length):
         self.length = length
-        self.inputs = FocusStepInputs(_block_size=length, _dllm_mask_token=MASK_TOKEN, alpha=blocks.ALPHA,
-                                      threshold=.75)
+        self.inputs = FocusStepInputs(_block_size=length, _dllm_mask_token=MASK_TOKEN)
         state = self.inputs.state_for(MOST, 'cpu')
         assert self.inputs.state_for(MOST, 'cpu') is state
         self.batch = blocks.Batch(Rules(length), state)
@@ -55,6 +55,7 @@ class Batch(RuleBasedStateMachine):
                               history, int(random.integers(1, 99)), history + len(ids),
                               set(random.integers(60, size=2).tolist()), .75, oracle.Block(length), [0] * length,
                               random_offset=int(random.integers(99))))
+            lives[-1].threshold = float(random.choice(THRESHOLDS))
             past.append(before)
             new.append(own)
         self.merge(lives, past, new, torch.tensor(last), torch.tensor(mask, dtype=torch.uint8))
@@ -64,13 +65,14 @@ class Batch(RuleBasedStateMachine):
         def of(name):
             return torch.tensor([getattr(life, name) for life in lives])
 
+        knobs = torch.tensor([[blocks.ALPHA, life.threshold] for life in lives], dtype=torch.float64)
         self.inputs.merge_prefill(
             ModelInputs(input_ids=torch.zeros(1, sum(new), dtype=torch.int64), seq_length=torch.tensor(new),
                         history_lengths=torch.tensor(past), block_offsets=torch.zeros(len(new), 1), is_decoding=False,
                         num_ignored_history=torch.zeros(len(new), dtype=torch.int64), max_q_seqlen=max(new),
                         max_kv_seqlen=max(p + n for p, n in zip(past, new, strict=True)),
                         sum_kv_seqlen=sum(past) + sum(new)),
-            FocusExtraInputs(mask.flatten(), of('output_start')),
+            FocusExtraInputs(mask.flatten(), of('output_start'), knobs[:, 0], knobs[:, 1]),
             FocusStoppingCriteria(of('appendable'), of('output_start')),
             SamplingInputsDelta(random_offsets=of('random_offset')), last.flatten(), None,
             FocusExtraOutputs(mask.flatten()))
@@ -118,11 +120,14 @@ class Batch(RuleBasedStateMachine):
         """Every row, in order."""
         self.batch.check()
         assert self.inputs.joined == self.joined
+        own = self.inputs.state.own[:self.inputs.state.count].tolist()
+        assert own == [[blocks.ALPHA, life.threshold] for life in self.batch.lives]
 
 
 # 100 interleavings of 15 events, of which many are several steps. Red when: a row of state goes with another request, a
 # prefilled one starts with anything but fresh state, a block that the prompt fills is denoised again, the text of a
-# request moves on too early or too late, a step advances twice, or the bound of the keys is lost.
+# request moves on too early or too late, a step advances twice, the bound of the keys is lost, or a threshold is not
+# its own request's.
 TestBatch = Batch.TestCase
 TestBatch.settings = settings(max_examples=100, stateful_step_count=15, deadline=None, derandomize=True)
 
