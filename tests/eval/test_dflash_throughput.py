@@ -1,6 +1,7 @@
 """The throughput study of DFlash in the engine on a CPU: replayed acceptance, times, and the closed loop."""
 import asyncio
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ def checkpoints(tmp_path_factory):
 
 
 class Started:
-    """An engine of the study in this process, with an event loop of its own."""
+    """An engine of the study in this process, with an event loop in a thread of its own: an engine that waits is in
+    inference mode, which would be that of every later test in this thread."""
 
     def __init__(self, folder, drafted, replay):
         target, draft = map(str, qwen3_shapes.places('tiny-qwen3', folder))
@@ -40,13 +42,15 @@ class Started:
         self.replay, self.engine = replay, dflash_measure.build(job)
         injected.use(None)
         self.loop, self.sessions = asyncio.new_event_loop(), itertools.count(1)
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
         self.call(self._start())
 
     async def _start(self):
         self.engine.start_loop()
 
     def call(self, coroutine):
-        return self.loop.run_until_complete(coroutine)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=120)
 
     def answers(self, requests):
         """Token ids and acceptance of each of the requests [(prompt, length)], which run at once."""
@@ -67,8 +71,10 @@ class Started:
         return ids, getattr(last.req_metrics, 'spec_info', None)
 
     def close(self):
-        self.engine.close()
+        self.loop.call_soon_threadsafe(self.engine.close)
         self.call(self._ended())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
         self.loop.close()
 
     async def _ended(self):
