@@ -18,8 +18,6 @@ replayed: masks, importances and decoded sets of --trace. Stock replays the dens
 focus the one with its own lower threshold; the real selection chooses the rows.
 """
 import argparse
-import json
-import multiprocessing
 import sys
 import tempfile
 from dataclasses import asdict
@@ -28,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from eval.study import measure, overhead, report, shapes, traces, workload
+from eval.study import measure, overhead, report, shapes, spawned, traces, workload
 from eval.study.closed_loop import Stop
 from eval.study.published import published
 
@@ -163,35 +161,8 @@ def written(options: argparse.Namespace) -> Path:
     target = shapes.place(options.shape, options.weights, options.block_length)
     if not (target / 'config.json').is_file():
         arguments = (options.shape, options.weights, options.block_length, options.device)
-        process = multiprocessing.get_context('spawn').Process(target=shapes.write, args=arguments)
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise SystemExit(f'--shape {options.shape} could not be written to {target}')
+        spawned.done(shapes.write, arguments, f'--shape {options.shape} could not be written to {target}')
     return target
-
-
-def run(job: measure.Job) -> list[dict[str, Any]]:
-    """The figures of a job's runs; each is printed when it comes.
-
-    Raises:
-        SystemExit: its process failed.
-    """
-    context = multiprocessing.get_context('spawn')
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=measure.work, args=(job, sender))
-    process.start()
-    sender.close()
-    runs = []
-    try:
-        while True:
-            runs.append(receiver.recv())
-            print(json.dumps(runs[-1]), flush=True)
-    except EOFError:
-        process.join()
-    if process.exitcode:
-        raise SystemExit(f'the {job.engine} engine failed')
-    return runs
 
 
 def main() -> None:
@@ -211,11 +182,12 @@ def main() -> None:
     about['stock'] = stock(options)
     runs: list[dict[str, Any]] = []
     for job in prepared:
-        runs += run(job)
+        runs += spawned.results(measure.work, job, job.engine)
         if options.overhead and job.profile is not None:
             about['overhead'] = overhead.of_files([job.profile / f'focus-{batch}.json' for batch in options.batches])
         lines = report.summarise(runs)
-        report.write(options.out, about, runs, lines)  # after each engine: the next may take long
+        # after each engine: the next may take long
+        report.write(options.out, 'throughput', lines, {'about': about, 'lines': lines, 'runs': runs})
     print(f'\nDecisions: {about["decisions"]}. stock: {about["stock"]}.')
     for mode, means in about.get('means', {}).items():
         print(f'  {mode}: {means["tokens_per_step"]} tokens a step, {means["rows_per_token"]} rows per decoded token')

@@ -1,10 +1,8 @@
 """Medians and spreads of the runs with a drafter, their speed-up over plain decoding, floors, goals, and the files."""
-import csv
-import json
-import statistics
 from pathlib import Path
 from typing import Any
 
+from . import report
 from .qwen3_shapes import Qwen3
 
 # of a run, in the order of the CSV
@@ -53,13 +51,7 @@ def _key(run: dict[str, Any]) -> tuple[Any, ...]:
 
 def _line(key: tuple[Any, ...], chosen: list[dict[str, Any]], shape: Qwen3, bandwidth: float | None) -> dict[str, Any]:
     line: dict[str, Any] = dict(zip(('engine', 'acceptance', 'batch'), key, strict=True))
-    line |= {'repeats': len(chosen), 'steady': all(run['tokens_per_s'] for run in chosen)}
-    for name in FIGURES:
-        values = [run[name] for run in chosen if run.get(name) is not None]
-        line[name] = round(statistics.median(values), 4) if values else None
-    speeds = [run['tokens_per_s'] or run['tokens_per_s_whole'] for run in chosen]
-    line['tokens_per_s'] = round(statistics.median(speeds), 4)
-    line['spread'] = round((max(speeds) - min(speeds)) / statistics.median(speeds), 4)
+    line |= report.medians(chosen, FIGURES)
     line |= dict.fromkeys(('speedup', 'speedup_per_token', 'floor_ms', 'floor_ratio', 'round_ratio'))
     if bandwidth is not None:
         context = line['batch'] * line['context']
@@ -88,18 +80,9 @@ def goals(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """The lines for a terminal."""
-    rows = [[name for name, _ in SHOWN]]
-    rows += [['-' if line[name] is None else form.format(line[name]) for name, form in SHOWN] for line in lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(SHOWN))]
-    return '\n'.join('  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return report.table(lines, SHOWN)
 
 
 def write(out: Path, about: dict[str, Any], runs: list[dict[str, Any]], lines: list[dict[str, Any]]) -> None:
     """`dflash_throughput.csv` of the lines, `dflash_throughput.json` of everything."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / 'dflash_throughput.csv', 'w', newline='') as file:
-        writer = csv.DictWriter(file, lines[0].keys())
-        writer.writeheader()
-        writer.writerows(lines)
-    whole = {'about': about, 'goals': goals(lines), 'lines': lines, 'runs': runs}
-    (out / 'dflash_throughput.json').write_text(json.dumps(whole, indent=1) + '\n')
+    report.write(out, 'dflash_throughput', lines, {'about': about, 'goals': goals(lines), 'lines': lines, 'runs': runs})

@@ -25,15 +25,7 @@ def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lines = []
     for engine, batch in dict.fromkeys((run['engine'], run['batch']) for run in runs):
         chosen = [run for run in runs if (run['engine'], run['batch']) == (engine, batch)]
-        line: dict[str, Any] = {'engine': engine, 'batch': batch, 'repeats': len(chosen),
-                                'steady': all(run['tokens_per_s'] for run in chosen)}
-        for name in FIGURES:
-            values = [run[name] for run in chosen if run.get(name) is not None]
-            line[name] = round(statistics.median(values), 4) if values else None
-        speeds = [run['tokens_per_s'] or run['tokens_per_s_whole'] for run in chosen]
-        line['tokens_per_s'] = round(statistics.median(speeds), 4)
-        line['spread'] = round((max(speeds) - min(speeds)) / statistics.median(speeds), 4)
-        lines.append(line)
+        lines.append({'engine': engine, 'batch': batch, **medians(chosen, FIGURES)})
     stock = {line['batch']: line for line in lines if line['engine'] == 'stock'}
     for line in lines:
         base = stock.get(line['batch'])
@@ -46,19 +38,32 @@ def summarise(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """The lines for a terminal."""
-    rows = [[name for name, _ in SHOWN]]
-    rows += [['-' if line[name] is None else form.format(line[name]) for name, form in SHOWN] for line in lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(SHOWN))]
+def medians(runs: list[dict[str, Any]], figures: tuple[str, ...]) -> dict[str, Any]:
+    """Figures of a line: medians over its runs, None where none has the figure; how many they are, whether all had a
+    steady state, and the spread of tokens_per_s. Where a run had no steady state, its whole tokens_per_s counts."""
+    line: dict[str, Any] = {'repeats': len(runs), 'steady': all(run['tokens_per_s'] for run in runs)}
+    for name in figures:
+        values = [run[name] for run in runs if run.get(name) is not None]
+        line[name] = round(statistics.median(values), 4) if values else None
+    speeds = [run['tokens_per_s'] or run['tokens_per_s_whole'] for run in runs]
+    line['tokens_per_s'] = round(statistics.median(speeds), 4)
+    line['spread'] = round((max(speeds) - min(speeds)) / statistics.median(speeds), 4)
+    return line
+
+
+def table(lines: list[dict[str, Any]], shown: tuple[tuple[str, str], ...] = SHOWN) -> str:
+    """The lines for a terminal: the columns of `shown`, each with its format."""
+    rows = [[name for name, _ in shown]]
+    rows += [['-' if line[name] is None else form.format(line[name]) for name, form in shown] for line in lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(shown))]
     return '\n'.join('  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def write(out: Path, about: dict[str, Any], runs: list[dict[str, Any]], lines: list[dict[str, Any]]) -> None:
-    """`throughput.csv` of the lines, `throughput.json` of everything."""
+def write(out: Path, name: str, lines: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+    """`NAME.csv` of the lines, `NAME.json` of everything."""
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / 'throughput.csv', 'w', newline='') as file:
+    with open(out / f'{name}.csv', 'w', newline='') as file:
         writer = csv.DictWriter(file, lines[0].keys())
         writer.writeheader()
         writer.writerows(lines)
-    (out / 'throughput.json').write_text(json.dumps({'about': about, 'lines': lines, 'runs': runs}, indent=1) + '\n')
+    (out / f'{name}.json').write_text(json.dumps(whole, indent=1) + '\n')
