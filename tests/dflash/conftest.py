@@ -93,3 +93,47 @@ def drafter(tmp_path):
         return folder
 
     return write
+
+
+@pytest.fixture
+def records(monkeypatch):
+    """What the engines of this process verify during the test."""
+    from lmdeploy.pytorch.engine.engine_loop import EngineLoop
+
+    from lmdeploy_focus import activation
+
+    from .records import Records
+    activation.activate_cpu()  # it would not know a function that is replaced here
+    seen, original = Records(), EngineLoop._make_infer_outputs
+
+    def recording(self, batched_outputs, running, model_inputs, delta):
+        if getattr(batched_outputs.extra_outputs, 'draft_token_ids', None) is None:  # of an engine without a drafter
+            return original(self, batched_outputs, running=running, model_inputs=model_inputs, delta=delta)
+        seen.before(running, model_inputs is None)
+        outputs = original(self, batched_outputs, running=running, model_inputs=model_inputs, delta=delta)
+        seen.after(batched_outputs, running)
+        return outputs
+
+    monkeypatch.setattr(EngineLoop, '_make_infer_outputs', recording)
+    return seen
+
+
+@pytest.fixture
+def preempted():
+    """Returns a function: pipeline -> a list that gets, of each running sequence that loses its pages, the tokens that
+    it had generated."""
+    from lmdeploy.pytorch.messages import MessageStatus
+
+    def watch(pipe):
+        scheduler, lost = pipe.async_engine.engine.scheduler, []
+        preempt = scheduler.preempt_seqs
+
+        def count(seqs):
+            seqs = list(seqs)
+            lost.extend(seq.num_new_tokens for seq in seqs if seq.status == MessageStatus.RUNNING)
+            preempt(seqs)
+
+        scheduler.preempt_seqs = count
+        return lost
+
+    return watch

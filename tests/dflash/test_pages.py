@@ -1,5 +1,4 @@
 """Long prompts, shared and lost pages, and the end of the context, with a drafter; all as without one."""
-from lmdeploy.pytorch.messages import MessageStatus
 
 from lmdeploy_focus import run_stats
 
@@ -37,26 +36,18 @@ def test_prefix_caching(start, demo, pipes, prompts, answer):
         assert scheduler.block_trie.stats.hit_rate() > 0.3
 
 
-def test_preempted_sequences(start, demo, prompts, answer):
+def test_preempted_sequences(start, demo, prompts, answer, preempted):
     """Red when a sequence that lost its pages in the middle gets another history, random stream or context, or when so
     much room is kept ahead that 16 pages of 16 tokens never admit one."""
     options = {'block_size': 16, 'kernel_block_size': 16, 'session_len': 224}
     texts = [text for text in prompts if len(text) < 160][:5]
     with start(demo / 'ar', None, **options) as plain, \
             start(demo / 'ar', demo / 'dflash', num_gpu_blocks=16, **options) as dflash:
-        scheduler = dflash.async_engine.engine.scheduler
-        preempt, preempted = scheduler.preempt_seqs, []
-
-        def count(seqs):
-            seqs = list(seqs)
-            preempted.extend(seq.num_new_tokens for seq in seqs if seq.status == MessageStatus.RUNNING)
-            preempt(seqs)
-
-        scheduler.preempt_seqs = count
+        lost = preempted(dflash)
         for request in ({}, SAMPLED):
             request = {'max_new_tokens': 100, 'ignore_eos': True, **request}
             assert answer(dflash, texts, **request) == answer(plain, texts, **request)
-        assert max(preempted) > 16
+        assert max(lost) > 16
 
 
 def test_the_end_of_the_context(start, demo, prompts, answer):

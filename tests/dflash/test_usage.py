@@ -1,8 +1,4 @@
-"""What a request, the server's metrics and the chat tell of drafted tokens.
-
-The measure is independent of what is tested: the drafts of each step are recorded as they are verified, and a drafted
-token was accepted when the whole draft up to it is what the finished answer goes on with.
-"""
+"""What the usage of the server's answers and its metrics tell of drafted tokens."""
 import asyncio
 import json
 import time
@@ -13,161 +9,11 @@ from types import SimpleNamespace
 import pytest
 from lmdeploy import GenerationConfig
 from lmdeploy.messages import RequestMetrics
-from lmdeploy.pytorch.messages import MessageStatus
 
 from lmdeploy_focus import run_stats
 from lmdeploy_focus.dflash.acceptance import Acceptance
 
-GREEDY = {'do_sample': False, 'max_new_tokens': 48}
-QUESTION = 'Tom has 3 apples and buys 5 more. How many apples does he have?'
-
-
-class Records:
-    """The drafts that an engine verified, by session."""
-
-    def __init__(self):
-        self.waiting, self.verified, self.answers = {}, {}, {}
-
-    def before(self, running, decoding):
-        for seq in running:
-            if decoding and seq.status == MessageStatus.RUNNING:
-                self.verified.setdefault(seq.session_id, []).append(self.waiting[seq.session_id])
-
-    def after(self, outputs, running):
-        drafts = outputs.extra_outputs.draft_token_ids.tolist()
-        for seq, draft in zip(running, drafts, strict=True):
-            self.waiting[seq.session_id] = seq.num_new_tokens, draft
-            self.answers[seq.session_id] = seq.generated_ids.tolist()
-
-    def acceptance(self, session, delivered=None):
-        """Steps by accepted tokens of one session; of its first `delivered` tokens, which end with a step."""
-        answer, steps = self.answers[session][:delivered], [0] * 16
-        for begin, draft in self.verified.get(session, []):
-            if begin < len(answer):
-                pairs = zip(draft, answer[begin:], strict=False)
-                steps[next((place for place, (a, b) in enumerate(pairs) if a != b),
-                           min(len(draft), len(answer) - begin))] += 1
-        return Acceptance(tuple(steps))
-
-    def total(self):
-        """Accepted and rejected tokens of all sessions."""
-        every = [self.acceptance(session) for session in self.answers]
-        accepted = sum(place * steps for one in every for place, steps in enumerate(one.steps_by_accepted))
-        return accepted, 15 * sum(sum(one.steps_by_accepted) for one in every) - accepted
-
-
-@pytest.fixture
-def records(monkeypatch):
-    from lmdeploy.pytorch.engine.engine_loop import EngineLoop
-
-    from lmdeploy_focus import activation
-    activation.activate_cpu()  # it would not know a function that is replaced here
-    seen, original = Records(), EngineLoop._make_infer_outputs
-
-    def recording(self, batched_outputs, running, model_inputs, delta):
-        if getattr(batched_outputs.extra_outputs, 'draft_token_ids', None) is None:  # of an engine without a drafter
-            return original(self, batched_outputs, running=running, model_inputs=model_inputs, delta=delta)
-        seen.before(running, model_inputs is None)
-        outputs = original(self, batched_outputs, running=running, model_inputs=model_inputs, delta=delta)
-        seen.after(batched_outputs, running)
-        return outputs
-
-    monkeypatch.setattr(EngineLoop, '_make_infer_outputs', recording)
-    return seen
-
-
-def delta(pipe, before):
-    """What `run_stats` counted since `before`."""
-    return {name: value - before[name] for name, value in run_stats(pipe).items()}
-
-
-def inside_a_run(records):
-    """(prompt's place, token) for a drafted and accepted token that is followed by another, and new in its answer."""
-    for place, (session, answer) in enumerate(sorted(records.answers.items())):
-        for begin, draft in records.verified[session]:
-            if draft[:4] == answer[begin:begin + 4] and answer.index(answer[begin + 1]) == begin + 1:
-                return place, answer[begin + 1]
-    raise AssertionError('no such token')
-
-
-def test_each_response_has_the_counts_of_its_request(pipes, prompts, records):
-    """Red when a batch's rows are mixed up, tokens after a stop or a cap count, the stop token does not, or an output
-    that nobody fetched takes its steps along; each is seen against the drafts, and the sum against `run_stats`."""
-    _, pipe = pipes()
-    pipe(prompts[:8], gen_config=GenerationConfig(**GREEDY), do_preprocess=False)
-    place, stop = inside_a_run(records)
-    sampled = {'do_sample': True, 'random_seed': 5, 'max_new_tokens': 48}
-    options = [{}, {'max_new_tokens': 1}, {'max_new_tokens': 5}, {'max_new_tokens': 17}, sampled,
-               {**sampled, 'temperature': 1.3, 'repetition_penalty': 1.2}, {'stop_token_ids': [stop]},
-               {'ignore_eos': True, 'max_new_tokens': 64}]
-    texts = [prompts[place] if 'stop_token_ids' in one else text for one, text in zip(options, prompts, strict=False)]
-    sessions, before = [pipe.session() for _ in options], run_stats(pipe)
-    ids = [session.session_id for session in sessions]
-    outs = pipe(texts, sessions=sessions, do_preprocess=False,
-                gen_config=[GenerationConfig(**{**GREEDY, **one}) for one in options])
-    assert [out.acceptance for out in outs] == [records.acceptance(session) for session in ids]
-    total = sum((out.acceptance for out in outs), Acceptance.none(15))
-    stats = delta(pipe, before)
-    assert (total.verify_steps, total.drafted_tokens, total.accepted_tokens) == \
-        (stats['verify_steps'], stats['drafted_tokens'], stats['accepted_tokens'])
-    assert outs[1].acceptance == Acceptance.none(15)
-    stopped, session = outs[6], ids[6]
-    begin, draft = next(one for one in records.verified[session] if stop in one[1] and one[0] <= len(stopped.token_ids))
-    assert stopped.finish_reason == 'stop'
-    assert len(stopped.token_ids) == begin + 1
-    assert draft[1] == stop
-    assert stopped.acceptance.steps_by_accepted[2] >= 1
-    assert 0 < total.accepted_tokens < total.drafted_tokens == total.accepted_tokens + total.rejected_tokens
-
-
-def test_streams_turns_and_cancelled_requests(pipes, prompts, records):
-    """Red when a stream ends with other counts than the whole answer has, a turn of a conversation starts with the
-    counts of the turn before, or a cancelled request counts tokens that it was not given."""
-    _, pipe = pipes()
-    config = GenerationConfig(**GREEDY)
-    whole = pipe(prompts[:1], gen_config=config, do_preprocess=False)[0].acceptance
-    *_, last = pipe.stream_infer(prompts[:1], gen_config=config, do_preprocess=False)
-    assert last.acceptance == whole
-    conversation = pipe.session()
-    for question in (QUESTION, 'And if he eats 2 of them?'):
-        before = run_stats(pipe)
-        pipe.chat(question, session=conversation, gen_config=config)
-        told, stats = conversation.response.acceptance, delta(pipe, before)
-        assert (told.verify_steps, told.accepted_tokens) == (stats['verify_steps'], stats['accepted_tokens'])
-        assert told.verify_steps > 0
-    session, tokens = pipe.session(), []
-    number = session.session_id
-    long = GenerationConfig(do_sample=False, ignore_eos=True, max_new_tokens=600)
-    for response in pipe.stream_infer(prompts[:1], sessions=session, gen_config=long, do_preprocess=False):
-        tokens += response.token_ids
-        if len(tokens) > 20 and response.finish_reason is None:
-            session.abort()
-    assert response.finish_reason == 'abort'
-    assert len(tokens) < 600
-    assert response.acceptance == records.acceptance(number, len(tokens))
-
-
-def test_requests_that_lose_their_pages(start, demo, prompts, records):
-    """Red when the counts start anew after a preemption, or a draft counts that was lost with the pages."""
-    options = {'block_size': 16, 'kernel_block_size': 16, 'session_len': 224, 'num_gpu_blocks': 16}
-    texts = [text for text in prompts if len(text) < 160][:5]
-    with start(demo / 'ar', demo / 'dflash', **options) as pipe:
-        scheduler = pipe.async_engine.engine.scheduler
-        preempt, preempted = scheduler.preempt_seqs, []
-
-        def count(seqs):
-            seqs = list(seqs)
-            preempted.extend(seq.num_new_tokens for seq in seqs if seq.status == MessageStatus.RUNNING)
-            preempt(seqs)
-
-        scheduler.preempt_seqs = count
-        sessions = [pipe.session() for _ in texts]
-        ids = [session.session_id for session in sessions]
-        outs = pipe(texts, sessions=sessions, do_preprocess=False,
-                    gen_config=GenerationConfig(do_sample=False, ignore_eos=True, max_new_tokens=100))
-        assert max(preempted) > 16
-        assert [out.acceptance for out in outs] == [records.acceptance(session) for session in ids]
-        assert sum(out.acceptance.accepted_tokens for out in outs) == run_stats(pipe)['accepted_tokens']
+from .records import GREEDY, QUESTION, delta
 
 
 @pytest.fixture(scope='module')
@@ -343,50 +189,6 @@ def test_metrics_of_requests(pipes, prompts, monkeypatch):
         (stats['verify_steps'], stats['drafted_tokens'], stats['accepted_tokens'])
     places = [out.acceptance.accepted_per_position for out in outs]
     assert counted.num_accepted_tokens_per_pos.tolist() == [sum(column) for column in zip(*places, strict=True)]
-
-
-@pytest.mark.parametrize('drafting', [True, False])
-def test_chat_prints_a_line_after_each_answer(drafting, pipes, monkeypatch, capsys):
-    """Red when the line is missing, comes before the answer, has the sum of all answers, or is printed without a
-    drafter."""
-    from lmdeploy.cli import chat
-
-    from lmdeploy_focus import patches
-    pipe = pipes()[drafting]
-
-    class Kept:
-        """A pipeline that outlives the command."""
-
-        def __init__(self):
-            self.async_engine, self.stream_infer, self.session = pipe.async_engine, pipe.stream_infer, pipe.session
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-    lines = iter([QUESTION, '', 'end', '', QUESTION, '', 'exit', ''])
-    patches.undo(patches.rows('boundary'))
-    monkeypatch.setattr(chat, 'pipeline', lambda *args, **kwargs: Kept())
-    patches.apply(patches.rows('boundary'))
-    try:
-        monkeypatch.setattr('builtins.input', lambda: next(lines))
-        before = run_stats(pipe)
-        chat.main('model', 'pytorch', max_new_tokens=48, top_k=1)
-    finally:
-        patches.undo(patches.rows('boundary'))
-    printed = capsys.readouterr().out
-    answers = printed.split('double enter to end input >>> ')
-    told = [line for line in printed.splitlines() if 'drafted' in line]
-    if not drafting:
-        assert not told
-        return
-    stats = {name: value // 2 for name, value in delta(pipe, before).items()}
-    accepted, drafted, steps = stats['accepted_tokens'], stats['drafted_tokens'], stats['verify_steps']
-    assert told == 2 * [f'[acceptance length {1 + accepted / steps:.2f}: {accepted} of {drafted} drafted tokens '
-                        f'accepted in {steps} steps]']
-    assert [answer.strip().splitlines()[-1] for answer in (answers[1], answers[3])] == told
 
 
 def figures(server):
